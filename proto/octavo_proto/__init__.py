@@ -1,0 +1,1 @@
+"""What both sides of Octavo agree on: the protocol, page identity, layouts and limits."""
