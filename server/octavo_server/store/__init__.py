@@ -1,0 +1,1 @@
+"""Where page bytes lie: the arena in shared memory and the NVMe store."""
