@@ -1,0 +1,1 @@
+"""The page cache: which pages this node holds, where, and who may read or fill them."""

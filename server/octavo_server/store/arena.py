@@ -1,0 +1,157 @@
+"""The node's memory for pages: sealed shared memory that workers can read and nobody but the
+node can write.
+
+The arena is a row of memfd segments of equal size. The node maps each one writable and then
+seals it: no descriptor of it can be mapped writable or written to from then on, nor can it
+shrink or grow, while the node's own mapping keeps its rights. Offsets here are linear over all
+segments; slots never straddle two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+from typing import Final
+
+from octavo_proto.keys import unit_digest
+from octavo_server.store.slabs import SLOT_ALIGN_BYTES, SlabAllocator
+
+_log = logging.getLogger(__name__)
+
+F_SEAL_FUTURE_WRITE: Final = 0x0010
+"""From <linux/fcntl.h>; Python's fcntl has the other seals only."""
+
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+
+SEGMENTS_MAX: Final = 64
+"""Descriptors a worker gets; one message can carry at most 253 of them."""
+
+
+class MappedMemory:
+    """A memfd that the node has mapped, with its address. Closing unmaps it."""
+
+    def __init__(self, name: str, size_bytes: int, *, writable: bool, seals: int) -> None:
+        self.size_bytes: Final = size_bytes
+        self.fd: Final = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size_bytes)
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self.map: Final = mmap.mmap(self.fd, size_bytes, mmap.MAP_SHARED, protection)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.view: Final = memoryview(self.map)
+        self.address: Final = _address_of(self.map, self.fd, writable=writable)
+
+    def close(self) -> None:
+        """Unmaps the memory and closes its descriptor. No view of it may be in use."""
+        self.view.release()
+        try:
+            self.map.close()
+        except BufferError:  # somebody still holds a view: the mapping goes with the last of them
+            _log.warning("a mapping of %d bytes was still in use when closed", self.size_bytes)
+        os.close(self.fd)
+
+
+class Arena:
+    """Slots for units in sealed shared memory.
+
+    ``memory_bytes`` is rounded up to whole segments. ``segment_bytes`` must be a multiple of
+    ``slab_bytes``.
+
+    Raises:
+        OSError: the memory cannot be had, or this kernel has no sealing of future writes
+            (Linux 5.1 and up have it).
+    """
+
+    def __init__(
+        self, memory_bytes: int, segment_bytes: int, slab_bytes: int, *, huge_pages: bool = True
+    ) -> None:
+        if segment_bytes % slab_bytes:
+            raise ValueError(f"segment_bytes {segment_bytes} is no multiple of {slab_bytes}")
+        self.segment_bytes: Final = segment_bytes
+        segment_count = -(-memory_bytes // segment_bytes)
+        if segment_count > SEGMENTS_MAX:
+            raise ValueError(f"{segment_count} segments, at most {SEGMENTS_MAX} allowed")
+        self.slots: Final = SlabAllocator(segment_count * segment_bytes, slab_bytes)
+        seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        self.segments: Final = [
+            MappedMemory(f"octavo-arena-{index}", segment_bytes, writable=True, seals=seals)
+            for index in range(segment_count)
+        ]
+        if huge_pages:
+            for segment in self.segments:
+                try:
+                    segment.map.madvise(_MADV_HUGEPAGE)
+                except OSError:  # the kernel was built without them: ordinary pages then
+                    break
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self.slots.capacity_bytes
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Writable bytes at a linear offset, within one segment."""
+        segment, within = divmod(offset, self.segment_bytes)
+        return self.segments[segment].view[within : within + length]
+
+    def address(self, offset: int) -> int:
+        """Address of a linear offset in this process."""
+        segment, within = divmod(offset, self.segment_bytes)
+        return self.segments[segment].address + within
+
+    def prefault(self, segment: int) -> None:
+        """Has the kernel give a segment all its memory now. Blocks; releases the GIL."""
+        self.segments[segment].map.madvise(_MADV_POPULATE_WRITE)
+
+    def close(self) -> None:
+        """Unmaps all segments."""
+        for segment in self.segments:
+            segment.close()
+
+
+class StagingRing:
+    """Memory that one session's worker fills and the node only reads.
+
+    It can't shrink under the node's reads. It is never given to another session.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        self._memory = MappedMemory("octavo-ring", size_bytes, writable=False, seals=seals)
+        self.size_bytes: Final = size_bytes
+        self.fd: Final = self._memory.fd
+        self.address: Final = self._memory.address
+
+    def close(self) -> None:
+        """Unmaps the ring. No copy out of it may be in progress."""
+        self._memory.close()
+
+
+def copy_and_digest(source_address: int, target: memoryview, target_address: int, seed: int) -> int:
+    """Copies ``len(target)`` bytes and returns the digest of what arrived.
+
+    The digest is of the target, which nobody else can write: a worker that scribbles over its
+    ring meanwhile spoils its own unit at most. Releases the GIL.
+    """
+    ctypes.memmove(target_address, source_address, len(target))
+    return unit_digest(target, seed)
+
+
+def rounded_up(size_bytes: int) -> int:
+    """``size_bytes`` rounded up to whole slot alignments."""
+    return -(-size_bytes // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+
+
+def _address_of(mapping: mmap.mmap, fd: int, *, writable: bool) -> int:
+    if writable:
+        return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    import numpy as np  # a read-only buffer gives its address through numpy only
+
+    return int(np.frombuffer(mapping, dtype=np.uint8).ctypes.data)
