@@ -1,0 +1,157 @@
+"""Pages of a transformers cache: gathering units out of it, scattering units into a new one.
+
+A canonical unit is C-contiguous ``[layer][K, V][token][head][head_dim]``; a cache layer holds
+keys and values each as ``[1, head, token, head_dim]``. Both classes keep one tensor
+``[layer, 2, head, token, head_dim]`` in between, so that a page's unit is a single strided
+copy, and treat elements as integers of their size: no value is ever converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from octavo_proto.layout import DTYPE_BYTES, Layout
+
+RAW_VARIANT: Final = 1
+"""Codec ``raw``: bytes as the engine has them."""
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""Integer type that carries an element of so many bytes."""
+
+
+class KvCache(Protocol):
+    """What is needed of a transformers cache."""
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """Layers in order; each has ``keys`` and ``values`` of shape [1, heads, tokens, dim]."""
+        ...
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+    ) -> object:
+        """Appends keys and values of new tokens to a layer."""
+        ...
+
+
+class _Staging:
+    """KV of a run of pages, ``[layer, 2, head, token, head_dim]``, seen as units."""
+
+    def __init__(self, layout: Layout, bits: torch.Tensor, first_page: int) -> None:
+        self.layout: Final = layout
+        self.bits: Final = bits
+        self.first_page: Final = first_page
+        self._array: NDArray[Any] = bits.numpy()
+
+    def unit(self, position: int, unit: int) -> NDArray[Any]:
+        """A writable view of one unit in canonical order."""
+        part = self.layout.unit_range(unit)
+        begin = (position - self.first_page) * self.layout.page_tokens
+        end = begin + self.layout.page_tokens
+        if not 0 <= begin < end <= self._array.shape[3]:
+            raise IndexError(f"page {position} is not among those held")
+        return self._array[
+            part.layer_begin : part.layer_end, :, part.head_begin : part.head_end, begin:end
+        ].transpose(0, 1, 3, 2, 4)
+
+
+class CacheSource:
+    """Offers pages of a cache's keys and values to ``Client.put``.
+
+    It takes a copy when made: what the model appends to the cache later is not seen.
+
+    Raises:
+        ValueError: the cache does not have those pages, or not the layout's shape.
+    """
+
+    def __init__(
+        self, cache: KvCache, layout: Layout, *, page_count: int, first_page: int = 0
+    ) -> None:
+        begin = first_page * layout.page_tokens
+        end = begin + page_count * layout.page_tokens
+        _check_cache(cache, layout, end)
+        pairs = [
+            torch.stack((layer.keys[0, :, begin:end], layer.values[0, :, begin:end]))
+            for layer in cache.layers
+        ]
+        stacked = torch.stack(pairs).detach().to("cpu").contiguous()
+        self._staging: Final = _Staging(layout, _as_bits(stacked), first_page)
+
+    def unit_bytes(self, position: int, unit: int) -> int:
+        """Bytes of a unit; the same for every page."""
+        return self._staging.layout.raw_unit_bytes(unit)
+
+    def variant(self, position: int) -> int:
+        """Always ``raw``."""
+        return RAW_VARIANT
+
+    def fill(self, position: int, unit: int, view: memoryview) -> int:
+        """Writes a unit into ``view``, and returns its bytes."""
+        source = self._staging.unit(position, unit)
+        target = np.frombuffer(view, dtype=source.dtype, count=source.size)
+        np.copyto(target.reshape(source.shape), source)
+        return source.nbytes
+
+
+class CacheSink:
+    """Takes pages from ``Client.get`` and makes a cache of them.
+
+    Units may arrive in any order and from several threads: they write disjoint bytes.
+    """
+
+    def __init__(self, layout: Layout, *, page_count: int, first_page: int = 0) -> None:
+        tokens = page_count * layout.page_tokens
+        shape = (layout.layers, 2, layout.kv_heads, tokens, layout.head_dim)
+        bits = torch.empty(shape, dtype=_BITS[DTYPE_BYTES[layout.dtype]])
+        self._staging: Final = _Staging(layout, bits, first_page)
+
+    def accept(self, position: int, unit: int, variant: int, view: memoryview) -> None:
+        """Takes a unit's bytes out of ``view``.
+
+        Raises:
+            ValueError: the unit is packed in another way than ``raw``, or has another size.
+        """
+        if variant != RAW_VARIANT:
+            raise ValueError(f"variant is {variant}, allowed: {RAW_VARIANT} (raw)")
+        target = self._staging.unit(position, unit)
+        if len(view) != target.nbytes:
+            raise ValueError(f"unit {unit} has {len(view)} bytes, must have {target.nbytes}")
+        np.copyto(target, np.frombuffer(view, dtype=target.dtype).reshape(target.shape))
+
+    def extend(self, cache: KvCache, page_count: int, *, device: str = "cpu") -> None:
+        """Appends the first ``page_count`` pages that were taken to ``cache``.
+
+        Pages that never arrived hold arbitrary bytes: ``page_count`` is what the get delivered.
+        """
+        layout = self._staging.layout
+        tokens = page_count * layout.page_tokens
+        dtype = getattr(torch, layout.dtype)
+        values = self._staging.bits.view(dtype)[:, :, :, :tokens].to(device)
+        for index in range(layout.layers):
+            cache.update(values[index, 0][None], values[index, 1][None], index)
+
+
+def _as_bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(_BITS[values.element_size()])
+
+
+def _check_cache(cache: KvCache, layout: Layout, tokens: int) -> None:
+    if len(cache.layers) != layout.layers:
+        raise ValueError(f"the cache has {len(cache.layers)} layers, must have {layout.layers}")
+    for index, layer in enumerate(cache.layers):
+        keys: torch.Tensor | None = layer.keys
+        held = 0 if keys is None or keys.numel() == 0 else int(keys.shape[2])
+        if keys is None or held < tokens:
+            raise ValueError(f"layer {index} holds {held} tokens, {tokens} are wanted")
+        shape = (int(keys.shape[0]), int(keys.shape[1]), int(keys.shape[3]))
+        if shape != (1, layout.kv_heads, layout.head_dim):
+            raise ValueError(
+                f"layer {index} has batch, heads, head_dim {shape}, "
+                f"must have {(1, layout.kv_heads, layout.head_dim)}"
+            )
+        if str(keys.dtype) != f"torch.{layout.dtype}":
+            raise ValueError(f"layer {index} is {keys.dtype}, the layout says {layout.dtype}")
