@@ -12,9 +12,9 @@ import socket
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from octavo_proto.places import default_socket
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from octavo_proto.places import default_socket
 from octavo_server.addresses import HostPort, parse_address
 from octavo_server.quantities import parse_bytes, parse_seconds
 

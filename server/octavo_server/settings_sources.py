@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from octavo_proto.places import ADDRESS_VARIABLE
 from pydantic import ValidationError
 
+from octavo_proto.places import ADDRESS_VARIABLE
 from octavo_server.settings import Settings
 
 PREFIX: Final = "OCTAVO_"
