@@ -1,0 +1,151 @@
+"""Reading pages from NVMe straight into the arena: one read per unit however many callers wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_proto.keys import digest_seed
+from octavo_server.cache.arrivals import Arrivals
+from octavo_server.cache.counters import Counters
+from octavo_server.cache.memory_tier import MemoryTier
+from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
+from octavo_server.cache.pins import Pins
+from octavo_server.cache.statuses import CORRUPT, MISSING, UNAVAILABLE
+from octavo_server.store.arena import rounded_up
+from octavo_server.store.nvme.store import NvmeStore, ReadRequest, UnitOutcome
+
+LOADS_MAX: Final = 128
+"""Units being read at a time. A few times the depth of the device's queue, so that it never
+runs dry; what waits behind it holds no memory yet."""
+
+
+class Loader:
+    """Brings units from NVMe to memory and tells ``Arrivals`` of each page that changed."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        memory: MemoryTier,
+        store: NvmeStore,
+        pins: Pins,
+        arrivals: Arrivals,
+        counters: Counters,
+        fingerprint_of: Callable[[int], bytes],
+        quarantine: Callable[[Rows], None],
+    ) -> None:
+        self._table: Final = table
+        self._memory: Final = memory
+        self._store: Final = store
+        self._pins: Final = pins
+        self._arrivals: Final = arrivals
+        self._counters: Final = counters
+        self._fingerprint_of: Final = fingerprint_of
+        self._quarantine: Final = quarantine
+        self._waiting: deque[tuple[int, int]] = deque()  # (page row, unit row)
+        self._loading: dict[int, int] = {}  # unit row → page row, waiting ones included
+        self._reading = 0
+
+    @property
+    def depth(self) -> int:
+        """Units that wait for their read or are being read."""
+        return len(self._loading)
+
+    def start(self, rows: Rows, units: NDArray[np.int32]) -> None:
+        """Begins to load what is missing of the given units (indices) of pages on NVMe.
+
+        The pages must be pinned by the caller for as long as it waits.
+        """
+        table = self._table
+        bits = np.uint64(1) << units.astype(np.uint64)
+        missing = (table.memory_mask[rows][:, None] & bits[None, :]) == 0
+        unit_rows = table.unit_rows(rows, units)
+        pages = np.broadcast_to(rows[:, None], unit_rows.shape)
+        for row, unit_row in zip(pages[missing].tolist(), unit_rows[missing].tolist(), strict=True):
+            if unit_row not in self._loading:
+                self._loading[unit_row] = row
+                self._waiting.append((row, unit_row))
+                # A pin of its own: the caller may go away while the device still writes here.
+                table.pins[row] += 1
+        self.advance()
+
+    def advance(self) -> None:
+        """Starts waiting reads as far as depth and room allow. Called when either grew."""
+        count = min(len(self._waiting), LOADS_MAX - self._reading)
+        if count <= 0:
+            return
+        table = self._table
+        batch = [self._waiting.popleft() for _ in range(count)]
+        # Withdrawn (quarantined, deleted) since it was asked for: nothing to read any more.
+        gone = [item for item in batch if table.units.nvme_offset[item[1]] == NOWHERE]
+        if gone:
+            batch = [item for item in batch if table.units.nvme_offset[item[1]] != NOWHERE]
+            self._give_up(gone)
+        unit_rows = np.array([unit_row for _, unit_row in batch], dtype=np.int32)
+        places = self._memory.place(table.units.length[unit_rows])
+        # What finds no room goes back to the front, in order, until something is released.
+        self._waiting.extendleft(
+            item
+            for item, place in zip(reversed(batch), reversed(places.tolist()), strict=True)
+            if place == NOWHERE
+        )
+        requests: list[ReadRequest] = []
+        for (row, unit_row), place in zip(batch, places.tolist(), strict=True):
+            if place == NOWHERE:
+                continue
+            table.units.memory_offset[unit_row] = place
+            length = int(table.units.length[unit_row])
+            requests.append(
+                ReadRequest(
+                    offset=int(table.units.nvme_offset[unit_row]),
+                    length=length,
+                    view=self._memory.arena.view(place, rounded_up(length)),
+                    seed=self._seed(row, unit_row, length),
+                    digest=int(table.units.digest[unit_row]),
+                    tag=unit_row,
+                )
+            )
+        self._reading += len(requests)
+        if requests:
+            self._store.read(requests, self._arrived)
+
+    def _give_up(self, items: list[tuple[int, int]]) -> None:
+        for _, unit_row in items:
+            del self._loading[unit_row]
+        rows = np.array([row for row, _ in items], dtype=np.int32)
+        self._arrivals.failed(rows, MISSING)
+        self._pins.unpin(rows)
+
+    def _seed(self, row: int, unit_row: int, length: int) -> int:
+        table = self._table
+        key = table.key_low[row].tobytes() + table.key_high[row].tobytes()
+        unit = unit_row - int(table.unit_base[row])
+        fingerprint = self._fingerprint_of(int(table.layout[row]))
+        return digest_seed(key, fingerprint, unit, int(table.variant[row]), length)
+
+    def _arrived(self, outcomes: list[tuple[ReadRequest, UnitOutcome]]) -> None:
+        table = self._table
+        self._reading -= len(outcomes)
+        unit_rows = np.array([request.tag for request, _ in outcomes], dtype=np.int32)
+        rows = np.array([self._loading.pop(int(unit)) for unit in unit_rows], dtype=np.int32)
+        good = np.array([outcome is UnitOutcome.OK for _, outcome in outcomes], dtype=np.bool_)
+        corrupt = np.array([outcome is UnitOutcome.CORRUPT for _, outcome in outcomes], np.bool_)
+        pages, first = np.unique(rows[good], return_inverse=True)
+        masks = table.memory_mask[pages]
+        bits = np.uint64(1) << (unit_rows[good] - table.unit_base[rows[good]]).astype(np.uint64)
+        np.bitwise_or.at(masks, first, bits)
+        table.set_memory_mask(pages, masks)
+        self._memory.give_back(unit_rows[~good])
+        self._counters.add("nvme_loaded_units", int(good.sum()))
+        self._counters.add("nvme_load_failed_units", int((~good).sum()))
+        self._arrivals.changed(pages)
+        self._arrivals.failed(rows[corrupt], CORRUPT)
+        self._arrivals.failed(rows[~good & ~corrupt], UNAVAILABLE)
+        if corrupt.any():
+            self._quarantine(np.unique(rows[corrupt]))
+        self._pins.unpin(rows)
+        self.advance()

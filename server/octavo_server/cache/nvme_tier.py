@@ -1,0 +1,272 @@
+"""The NVMe tier as the cache sees it: write-behind, withdrawal and making room.
+
+Every complete page is queued for NVMe at once and written in the order of its arrival, a few
+batches at a time. A page keeps its place in memory while it is being written. The queue is
+bounded by what memory holds: it is a column of the page table and a list of row numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_server.cache.arrivals import Arrivals
+from octavo_server.cache.counters import Counters
+from octavo_server.cache.memory_tier import MemoryTier
+from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
+from octavo_server.cache.pins import Pins
+from octavo_server.cache.reclaim import NO_ROWS, Reclaimer, TierColumns
+from octavo_server.eviction.policy import EvictionPolicy
+from octavo_server.store.arena import rounded_up
+from octavo_server.store.nvme.records import FORGET, PUT, RECORD
+from octavo_server.store.nvme.store import NvmeStore
+
+_log = logging.getLogger(__name__)
+
+_BATCH_UNITS: Final = 32
+_BATCHES_MAX: Final = 4
+"""Units a write batch, and batches at a time: enough to keep a device's queue full while the
+log is appended to; more would only pin more memory."""
+
+
+class NvmeTier:
+    """Writes pages behind their puts and takes them off the device again."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        memory: MemoryTier,
+        store: NvmeStore,
+        policy: EvictionPolicy,
+        pins: Pins,
+        arrivals: Arrivals,
+        counters: Counters,
+    ) -> None:
+        self.store: Final = store
+        self._table: Final = table
+        self._memory: Final = memory
+        self._pins: Final = pins
+        self._arrivals: Final = arrivals
+        self._counters: Final = counters
+        columns = TierColumns(
+            mask=table.nvme_mask,
+            children=table.nvme_children,
+            place=table.units.nvme_offset,
+            other_mask=table.memory_mask,
+            other_children=table.memory_children,
+        )
+        self._reclaimer: Final = Reclaimer(table, columns, store.slots, policy)
+        self._queue: deque[Rows] = deque()
+        self._queued_total = 0  # rows ever queued; with the next one a moment of the queue
+        self._settled_total = 0  # rows that left the queue, whatever became of them
+        self._in_flight = 0
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def queue_depth(self) -> int:
+        """Pages that wait or are being written."""
+        return self._queued_total - self._settled_total
+
+    def enqueue(self, rows: Rows) -> None:
+        """Pages to write, complete in memory. Those on NVMe or in the queue already are left."""
+        table = self._table
+        rows = rows[~table.queued[rows] & (table.nvme_mask[rows] == 0) & ~table.withdrawn[rows]]
+        if not len(rows):
+            return
+        table.queued[rows] = True
+        self._queue.append(rows)
+        self._queued_total += len(rows)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Writes what is queued until cancelled. Its end is a fault of the node."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue and self._in_flight < _BATCHES_MAX:
+                rows, taken = self._next_batch()
+                self._in_flight += 1
+                self._start(self._write(rows, taken))
+
+    async def settle(self) -> None:
+        """Waits until everything queued before this call was written or given up."""
+        moment = self._queued_total
+        # Batches end out of order, so the count alone may include rows queued after the call;
+        # waiting for a moment at which nothing older is left needs the queue to have run past
+        # it, and every batch in flight then to have ended once.
+        while self._settled_total < moment:
+            self._settled.clear()
+            await self._settled.wait()
+        pending = [task for task in self._tasks if not task.done()]
+        if pending:
+            await asyncio.wait(pending)
+
+    def withdraw(self, rows: Rows) -> asyncio.Task[None] | None:
+        """Takes pages off NVMe. At once they are not found there; their slots are free again when
+        the log says so too. Nobody may hold them. The task ends when that is durable.
+        """
+        table = self._table
+        rows = rows[table.nvme_mask[rows] != 0]
+        if not len(rows):
+            return None
+        records = self._records(rows, FORGET)
+        _, units = table.expanded(rows)
+        table.set_nvme_mask(rows, np.zeros(len(rows), dtype=np.uint64))
+        table.units.nvme_offset[units] = NOWHERE
+        return self._start(self._forget(records))
+
+    def live_records(self) -> NDArray[np.void]:
+        """A PUT record for every unit on NVMe: the state that a snapshot of the log holds."""
+        rows = self._table.live_rows()
+        return self._records(rows[self._table.nvme_mask[rows] != 0], PUT)
+
+    async def close(self) -> None:
+        """Waits for writes and withdrawals under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _start(self, coroutine: object) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("an NVMe transfer failed unexpectedly", exc_info=task.exception())
+
+    def _next_batch(self) -> tuple[Rows, int]:
+        """Rows to write now, and how many left the queue for them."""
+        table = self._table
+        chosen: list[Rows] = []
+        unit_count = taken = 0
+        while self._queue and unit_count < _BATCH_UNITS:
+            rows = self._queue.popleft()
+            room = max(1, (_BATCH_UNITS - unit_count) // max(1, int(table.unit_count[rows[0]])))
+            if len(rows) > room:
+                self._queue.appendleft(rows[room:])
+                rows = rows[:room]
+            taken += len(rows)
+            # A row may have been evicted, withdrawn or even reused since it was queued.
+            rows = rows[
+                table.queued[rows]
+                & ~table.withdrawn[rows]
+                & (table.unit_count[rows] != 0)
+                & (table.memory_mask[rows] == table.full_mask[rows])
+                & (table.nvme_mask[rows] == 0)
+            ]
+            rows = np.unique(rows)
+            table.queued[rows] = False
+            unit_count += int(table.unit_count[rows].sum())
+            chosen.append(rows)
+        self._pins.pin(batch := np.concatenate(chosen) if chosen else NO_ROWS)
+        return batch, taken
+
+    async def _write(self, rows: Rows, taken: int) -> None:
+        try:
+            await self._write_pinned(rows)
+        finally:
+            self._pins.unpin(rows)
+            self._in_flight -= 1
+            self._settled_total += taken
+            self._settled.set()
+            self._wake.set()
+
+    async def _write_pinned(self, rows: Rows) -> None:
+        table, store = self._table, self.store
+        owners, units = table.expanded(rows)
+        lengths = table.units.length[units]
+        offsets = await self._place(lengths)
+        # A page is written whole or not at all.
+        unplaced = np.zeros(len(rows), dtype=np.bool_)
+        unplaced[owners[offsets == NOWHERE]] = True
+        store.free(offsets[unplaced[owners] & (offsets != NOWHERE)])
+        keep = ~unplaced[owners]
+        owners, units, offsets, lengths = owners[keep], units[keep], offsets[keep], lengths[keep]
+        failed = unplaced
+        if len(units):
+            records = self._records_of(rows, owners, units, offsets, PUT)
+            places = table.units.memory_offset[units].tolist()
+            bodies = [
+                self._memory.arena.view(place, rounded_up(length))
+                for place, length in zip(places, lengths.tolist(), strict=True)
+            ]
+            written = await store.write(records, bodies)
+            failed = unplaced.copy()
+            failed[owners[~written]] = True
+            # Withdrawn while it was written: it must not come back with a restart.
+            gone = failed | table.withdrawn[rows]
+            table.units.nvme_offset[units] = np.where(gone[owners], NOWHERE, offsets)
+            kept = rows[~gone]
+            table.set_nvme_mask(kept, table.full_mask[kept])
+            spoiled = gone[owners]
+            if spoiled.any():
+                logged = records[spoiled & written]
+                store.free(offsets[spoiled & ~written])
+                logged["kind"] = FORGET
+                await self._forget(logged)
+        self._counters.add("nvme_written_pages", int((~failed).sum()))
+        self._counters.add("nvme_write_failed_pages", int(failed.sum()))
+
+    async def _place(self, lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """A slot for each unit, evicting others as needed; NOWHERE where there is no room."""
+        offsets = self.store.allocate(lengths)
+        while (offsets == NOWHERE).any() and self.store.accepts_writes:
+            missing = np.flatnonzero(offsets == NOWHERE)
+            victims = self._reclaimer.victims(int(lengths[missing[0]]), len(missing))
+            if not len(victims):
+                break
+            self._counters.add("nvme_evicted_pages", len(victims))
+            forgotten = self.withdraw(victims)
+            self._table.drop_unused(victims)
+            if forgotten is not None:
+                await asyncio.shield(forgotten)
+            offsets[missing] = self.store.allocate(lengths[missing])
+        return offsets
+
+    async def _forget(self, records: NDArray[np.void]) -> None:
+        """Withdraw before free, in the log too."""
+        if len(records):
+            await self.store.forget(records)
+            self.store.free(records["offset"].astype(np.int64))
+
+    def _records(self, rows: Rows, kind: int) -> NDArray[np.void]:
+        owners, units = self._table.expanded(rows)
+        return self._records_of(rows, owners, units, self._table.units.nvme_offset[units], kind)
+
+    def _records_of(
+        self,
+        rows: Rows,
+        owners: NDArray[np.int64],
+        units: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        kind: int,
+    ) -> NDArray[np.void]:
+        table = self._table
+        pages = rows[owners]
+        records = np.zeros(len(units), dtype=RECORD)
+        records["kind"] = kind
+        records["unit"] = units - table.unit_base[pages]
+        records["unit_count"] = table.unit_count[pages]
+        records["variant"] = table.variant[pages]
+        records["layout"] = table.layout[pages]
+        records["namespace"] = table.namespace[pages]
+        records["position"] = table.depth[pages]
+        records["key"][:, 0] = table.key_low[pages]
+        records["key"][:, 1] = table.key_high[pages]
+        parents = table.parent[pages]
+        linked = parents >= 0
+        records["parent"][linked, 0] = table.key_low[parents[linked]]
+        records["parent"][linked, 1] = table.key_high[parents[linked]]
+        records["offset"] = offsets
+        records["length"] = table.units.length[units]
+        records["digest"] = table.units.digest[units]
+        return records
