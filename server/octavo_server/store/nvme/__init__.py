@@ -1,0 +1,19 @@
+"""The NVMe tier: unit bodies in one sparse file, and a metadata log that says what they are."""
+
+from octavo_server.store.nvme.bodies import ReadRequest, UnitOutcome
+from octavo_server.store.nvme.config import NvmeConfig, StoreError
+from octavo_server.store.nvme.health import Room
+from octavo_server.store.nvme.records import NO_OFFSET, RECORD, Kind
+from octavo_server.store.nvme.store import NvmeStore
+
+__all__ = [
+    "NO_OFFSET",
+    "RECORD",
+    "Kind",
+    "NvmeConfig",
+    "NvmeStore",
+    "ReadRequest",
+    "Room",
+    "StoreError",
+    "UnitOutcome",
+]

@@ -1,0 +1,194 @@
+"""Unit bodies: one sparse file, read and written by threads, past the page cache if possible."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from octavo_server.store.file_ops import FileOps, read_fully, write_fully
+from octavo_server.store.io_pool import Operation
+from octavo_server.store.nvme.records import BODY_ALIGN_BYTES, padded_bytes
+
+PROBE_NAME: Final = "probe.tmp"
+
+
+class UnitOutcome(Enum):
+    """What became of a read."""
+
+    OK = "ok"
+    CORRUPT = "corrupt"
+    """The bytes are not those that were put, and never will be: forget the unit."""
+    FAILED = "failed"
+    """The device failed; what lies there may be sound."""
+
+
+def _unsent(_: list[Any]) -> None:
+    raise AssertionError("a read request was performed without being submitted")
+
+
+class ReadRequest(Operation):
+    """One unit to read into ``view``, which has room for ``length`` padded to 4 KiB.
+
+    ``seed`` and ``digest`` are those of ``octavo_proto.keys.digest_seed`` and ``unit_digest``.
+    ``tag`` is the caller's. The request owns ``view`` until its completion is delivered.
+    """
+
+    __slots__ = ("bodies", "digest", "length", "offset", "outcome", "seed", "tag", "view")
+
+    bodies: Bodies
+
+    def __init__(
+        self, *, offset: int, length: int, view: memoryview, seed: int, digest: int, tag: object
+    ) -> None:
+        super().__init__(_unsent)
+        self.offset = offset
+        self.length = length
+        self.view = view
+        self.seed = seed
+        self.digest = digest
+        self.tag = tag
+        self.outcome = UnitOutcome.FAILED
+
+    def perform(self) -> None:
+        view, length = self.view, self.length
+        if self.bodies.read(view, self.offset, length) < length:
+            self.outcome = UnitOutcome.CORRUPT  # the file was cut: those bytes are gone
+            return
+        body = view if len(view) == length else view[:length]
+        sound = xxhash.xxh3_64_intdigest(body, seed=self.seed) == self.digest
+        self.outcome = UnitOutcome.OK if sound else UnitOutcome.CORRUPT
+
+
+class WriteRequest(Operation):
+    """One unit to write: ``view`` holds ``length`` bytes, padded to 4 KiB."""
+
+    __slots__ = ("bodies", "length", "offset", "row", "view")
+
+    def __init__(
+        self,
+        *,
+        bodies: Bodies,
+        offset: int,
+        length: int,
+        view: memoryview,
+        row: int,
+        sink: Callable[[list[WriteRequest]], None],
+    ) -> None:
+        super().__init__(sink)
+        self.bodies = bodies
+        self.offset = offset
+        self.length = length
+        self.view = view
+        self.row = row
+
+    def perform(self) -> None:
+        self.bodies.write(self.view, self.offset, self.length)
+
+
+class Bodies:
+    """``bodies.dat``. Reads and writes may run in any number of threads at once.
+
+    Where the file system refuses O_DIRECT, I/O goes through the page cache and ``direct`` is
+    False. A single call that O_DIRECT refuses (an unaligned buffer, the rest of a short
+    transfer) goes through the page cache too and is counted; the kernel keeps both ways
+    coherent within one file.
+    """
+
+    def __init__(self, path: Path, capacity_bytes: int, files: FileOps) -> None:
+        """Opens or makes the file and gives it its size. Raises OSError."""
+        self.capacity_bytes: Final = capacity_bytes
+        self.direct_refused = 0
+        self._files = files
+        self._buffered_fd = files.open(path, os.O_RDWR | os.O_CREAT)
+        self._fd = self._buffered_fd
+        try:
+            self.found_bytes: Final = files.size_bytes(self._buffered_fd)
+            if self.found_bytes != capacity_bytes:
+                files.truncate(self._buffered_fd, capacity_bytes)
+            if _takes_direct(path.with_name(PROBE_NAME), files):
+                self._fd = files.open(path, os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def direct(self) -> bool:
+        return self._fd != self._buffered_fd
+
+    def read(self, view: memoryview, offset: int, length: int) -> int:
+        """Reads ``length`` bytes, padded, into ``view``: bytes read. Raises OSError."""
+        size_bytes = padded_bytes(length)
+        target = view if len(view) == size_bytes else view[:size_bytes]
+        try:
+            return read_fully(self._files, self._fd, target, offset)
+        except OSError as error:
+            self._require_refused(error)
+        return read_fully(self._files, self._buffered_fd, target, offset)
+
+    def write(self, view: memoryview, offset: int, length: int) -> None:
+        """Writes ``length`` bytes of ``view``, padded, at ``offset``. Raises OSError."""
+        size_bytes = padded_bytes(length)
+        source = view if len(view) == size_bytes else view[:size_bytes]
+        if len(source) != size_bytes or offset + size_bytes > self.capacity_bytes:
+            raise OSError(errno.EFAULT, f"a body of {length} bytes does not fit at {offset}")
+        try:
+            write_fully(self._files, self._fd, source, offset)
+        except OSError as error:
+            self._require_refused(error)
+        else:
+            return
+        write_fully(self._files, self._buffered_fd, source, offset)
+
+    def sync(self) -> None:
+        self._files.fdatasync(self._buffered_fd)
+
+    def space(self) -> tuple[int, int]:
+        """Free bytes of the file system, and bytes that the file occupies. Raises OSError."""
+        fd = self._buffered_fd
+        return self._files.free_bytes(fd), self._files.occupied_bytes(fd)
+
+    def close(self) -> None:
+        if self._fd != self._buffered_fd:
+            self._files.close(self._fd)
+        self._files.close(self._buffered_fd)
+
+    def _require_refused(self, error: OSError) -> None:
+        """Raises ``error`` again unless it is O_DIRECT's refusal, which is worth another try."""
+        if error.errno != errno.EINVAL or not self.direct:
+            raise error
+        self.direct_refused += 1  # threads may lose a count to each other, never the fact
+
+
+def _takes_direct(path: Path, files: FileOps) -> bool:
+    """Whether a file in this place can be written and read with O_DIRECT. Raises OSError.
+
+    Some file systems refuse at open, some at the first transfer. Tried on a file of its own,
+    so that no body is ever touched.
+    """
+    fd: int | None = None
+    try:
+        fd = files.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        page = _aligned_page()
+        write_fully(files, fd, page, 0)
+        read_fully(files, fd, page, 0)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return False
+    else:
+        return True
+    finally:
+        if fd is not None:
+            files.close(fd)
+        path.unlink(missing_ok=True)
+
+
+def _aligned_page() -> memoryview:
+    return memoryview(mmap.mmap(-1, BODY_ALIGN_BYTES))

@@ -1,0 +1,99 @@
+"""Opening a store: from the files of an earlier run to slots that are taken again. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from octavo_server.store.file_ops import FileOps
+from octavo_server.store.nvme.bodies import Bodies
+from octavo_server.store.nvme.compaction import (
+    StoredState,
+    read_state,
+    remove_superseded,
+    remove_temporaries,
+    write_snapshot,
+)
+from octavo_server.store.nvme.health import StoreCounters
+from octavo_server.store.nvme.log import LogFile
+from octavo_server.store.nvme.records import BODY_ALIGN_BYTES, Records
+from octavo_server.store.nvme.replay import LogEnd
+from octavo_server.store.slabs import SlabAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """``live``: the PUT records whose slots the allocator has adopted."""
+
+    live: Records
+    log: LogFile
+    log_record_count: int
+
+
+def recover(
+    directory: Path,
+    *,
+    seed: int,
+    files: FileOps,
+    bodies: Bodies,
+    slabs: SlabAllocator,
+    layouts: Collection[int],
+    counters: StoreCounters,
+) -> Recovery:
+    """Replays the metadata files, adopts what is live, and opens the log to go on.
+
+    Records that can't be kept (their layout was dropped, the capacity shrank, the slabs have
+    another size now) are dropped for good: the files are rewritten without them, so that no
+    later run with other settings brings them back. Raises OSError.
+    """
+    remove_temporaries(directory, files)
+    state = read_state(directory, files, seed)
+    replayed = state.replay
+    live = replayed.live
+    live = live[_usable(live, bodies, layouts)]
+    # The order in which they were written; what was written together is used together.
+    live = live[np.argsort(live["sequence"], kind="stable")]
+    live = live[slabs.adopt(live["offset"].astype(np.int64), live["length"])]
+    dropped = len(replayed.live) - len(live)
+    counters.frames_torn += state.torn_count
+    counters.frames_damaged += state.gap_count
+    counters.records_lost += replayed.lost_record_count
+    counters.records_dropped += dropped + replayed.distrusted_record_count + replayed.overlap_count
+    end = LogEnd(replayed.next_sequence, replayed.delete_count)
+    if _needs_rewrite(state, dropped):
+        number = state.log_number + 1
+        write_snapshot(directory, number, live, end, seed=seed, files=files)
+        log = LogFile(directory, number, seed=seed, end=end, size_bytes=0, files=files)
+        return Recovery(live, log, 0)
+    remove_superseded(directory, files)
+    number = max(1, state.log_number)
+    size_bytes = state.log_sound_bytes
+    log = LogFile(directory, number, seed=seed, end=end, size_bytes=size_bytes, files=files)
+    return Recovery(live, log, state.log_record_count)
+
+
+def _needs_rewrite(state: StoredState, dropped: int) -> bool:
+    """Whether the next run, too, would find what this one dropped or had to do without."""
+    replayed = state.replay
+    return bool(
+        dropped
+        or state.gap_count
+        or replayed.lost_record_count
+        or replayed.distrusted_record_count
+        or replayed.overlap_count
+    )
+
+
+def _usable(
+    live: Records, bodies: Bodies, layouts: Collection[int]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which records name a known layout and bytes that the bodies file had and has."""
+    size_bytes = np.uint64(min(bodies.capacity_bytes, bodies.found_bytes))
+    known = np.isin(live["layout"], np.fromiter(layouts, dtype=np.uint16))
+    within = live["offset"] + live["length"] <= size_bytes
+    aligned = live["offset"] % np.uint64(BODY_ALIGN_BYTES) == 0
+    usable: np.ndarray[tuple[int], np.dtype[np.bool_]] = known & within & aligned
+    return usable

@@ -1,0 +1,480 @@
+"""The NVMe store of one node: places, writes, reads and remembers unit bodies.
+
+A unit is written in three steps that a reader of this file should see as such: ``allocate``
+gives it a slot, ``write`` brings its body there and then its PUT record into the log, and only
+then may anybody be told of it. It goes in three as well: the caller withdraws it, ``forget``
+logs that, and only then ``free`` gives the slot to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_proto.layout import Layout
+from octavo_server.store.file_ops import FileOps
+from octavo_server.store.io_pool import IoPool
+from octavo_server.store.nvme.bodies import Bodies, ReadRequest, UnitOutcome, WriteRequest
+from octavo_server.store.nvme.compaction import compact
+from octavo_server.store.nvme.config import NvmeConfig, StoreError
+from octavo_server.store.nvme.directory import BODIES_NAME, identify, lock_directory
+from octavo_server.store.nvme.health import (
+    ReadWatch,
+    Room,
+    SpaceGuard,
+    StoreCounters,
+    WriteBreaker,
+)
+from octavo_server.store.nvme.log import GroupCommit
+from octavo_server.store.nvme.records import (
+    BODY_ALIGN_BYTES,
+    NO_OFFSET,
+    RECORD,
+    Kind,
+    Records,
+    padded_bytes,
+    store_seed,
+)
+from octavo_server.store.nvme.recovery import Recovery, recover
+from octavo_server.store.nvme.registry import Registry
+from octavo_server.store.nvme.replay import LogEnd
+from octavo_server.store.slabs import SlabAllocator
+
+COMPACTION_RECORDS_MIN: Final = 65_536
+"""6 MiB of log: replaying less is not worth a rewrite."""
+
+COMPACTION_RATIO: Final = 2
+"""Log records per live unit at which it is rewritten: each byte of log is rewritten at most
+once more on average, and a restart reads at most three records per live unit."""
+
+COMPACTION_RETRY_S: Final = 60.0
+SPACE_LOOK_INTERVAL_S: Final = 1.0
+
+T = TypeVar("T")
+
+ReadSink = Callable[[list[tuple[ReadRequest, UnitOutcome]]], None]
+
+
+class NvmeStore:
+    """Made by ``NvmeStore.open``. All methods run on the event loop of its ``IoPool``."""
+
+    def __init__(
+        self,
+        config: NvmeConfig,
+        io: IoPool,
+        files: FileOps,
+        *,
+        lock_fd: int,
+        store_id: bytes,
+        registry: Registry,
+        bodies: Bodies,
+        slabs: SlabAllocator,
+        recovery: Recovery,
+        counters: StoreCounters,
+    ) -> None:
+        self.config: Final = config
+        self.store_id: Final = store_id
+        self.registry: Final = registry
+        self.counters: Final = counters
+        self.unit_count = len(recovery.live)
+        """Slots in use."""
+        self._io = io
+        self._files = files
+        self._lock_fd = lock_fd
+        self._seed = store_seed(store_id)
+        self._bodies = bodies
+        self._slabs = slabs
+        self._recovered: Records | None = recovery.live
+        self._read_lane = io.lane("nvme-read", config.read_depth)
+        self._write_lane = io.lane("nvme-write", config.write_depth)
+        self._commit = GroupCommit(
+            recovery.log,
+            io.lane("nvme-log", 1),
+            record_count=recovery.log_record_count,
+            on_rotated=self._begin_compaction,
+            on_result=self._appended,
+        )
+        self._writes: set[asyncio.Future[Any]] = set()
+        self._reads_in_flight = 0
+        self._idle: asyncio.Future[None] | None = None
+        self._breaker = WriteBreaker()
+        self._read_watch = ReadWatch()
+        self._guard = SpaceGuard(config.free_space_guard_bytes)
+        self._guard.looked(*bodies.space())
+        self._loop = asyncio.get_running_loop()
+        self._looked_at = self._loop.time()
+        self._looking = False
+        self._compaction: asyncio.Task[None] | None = None
+        self._compaction_error: str | None = None
+        self._compaction_after = 0.0
+        self._closed = False
+
+    @classmethod
+    async def open(cls, config: NvmeConfig, io: IoPool, files: FileOps | None = None) -> NvmeStore:
+        """The store in ``config.directory``, made if the directory is empty or missing.
+
+        Raises:
+            StoreError: it can't be opened; the message says why and what to do.
+        """
+        files = files or FileOps()
+        if config.capacity_bytes < config.slab_bytes:
+            raise StoreError(
+                f"the NVMe capacity is {config.capacity_bytes} bytes, must be at least one slab "
+                f"({config.slab_bytes} bytes)"
+            )
+        directory = config.directory
+        lock_fd = await io.run(lambda: lock_directory(directory))
+        bodies: Bodies | None = None
+        try:
+            store_id = await identify(directory, io, files)
+            registry = Registry(directory, io, files)
+            await registry.load()
+            slabs = SlabAllocator(config.capacity_bytes, config.slab_bytes)
+            bodies = await io.run(
+                lambda: Bodies(directory / BODIES_NAME, slabs.capacity_bytes, files)
+            )
+            counters = StoreCounters()
+            opened = bodies
+            recovery = await io.run(
+                lambda: recover(
+                    directory,
+                    seed=store_seed(store_id),
+                    files=files,
+                    bodies=opened,
+                    slabs=slabs,
+                    layouts=registry.layouts.keys(),
+                    counters=counters,
+                )
+            )
+            return cls(
+                config,
+                io,
+                files,
+                lock_fd=lock_fd,
+                store_id=store_id,
+                registry=registry,
+                bodies=bodies,
+                slabs=slabs,
+                recovery=recovery,
+                counters=counters,
+            )
+        except BaseException as error:
+            if bodies is not None:
+                bodies.close()
+            os.close(lock_fd)
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"the NVMe directory {directory} can't be used: {error}"
+                ) from error
+            raise
+
+    # What it holds
+
+    @property
+    def namespaces(self) -> Mapping[int, str]:
+        return self.registry.namespaces
+
+    @property
+    def layouts(self) -> Mapping[int, Layout]:
+        return self.registry.layouts
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._slabs.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of slots in use, padding included."""
+        return self._slabs.used_bytes
+
+    def take_recovered(self) -> Records:
+        """PUT records of an earlier run, oldest first. A second call answers none."""
+        recovered, self._recovered = self._recovered, None
+        return np.empty(0, dtype=RECORD) if recovered is None else recovered
+
+    async def register_namespace(self, name: str) -> int:
+        """See ``Registry.register_namespace``."""
+        return await self.registry.register_namespace(name)
+
+    async def register_layout(self, namespace_number: int, layout: Layout) -> int:
+        """See ``Registry.register_layout``."""
+        return await self.registry.register_layout(namespace_number, layout)
+
+    async def drop_layout(self, number: int) -> None:
+        """See ``Registry.drop_layout``. The caller frees the slots; no FORGET is needed."""
+        await self.registry.drop_layout(number)
+
+    # Slots
+
+    @property
+    def room(self) -> Room:
+        """Whether ``allocate`` answers no room for a reason that evicting would not change."""
+        if self._breaker.paused:
+            return Room.PAUSED
+        return Room.GUARDED if self._guard.near_full else Room.AVAILABLE
+
+    def allocate(self, lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Offsets of slots for bodies of ``lengths``; NO_OFFSET where there is no room."""
+        self._look_at_space()
+        offsets = np.full(len(lengths), NO_OFFSET, dtype=np.int64)
+        slot_bytes = -(-lengths.astype(np.int64) // BODY_ALIGN_BYTES) * BODY_ALIGN_BYTES
+        budget = self._guard.budget_bytes(self._slabs.used_bytes)
+        fitting = int(np.searchsorted(np.cumsum(slot_bytes), budget, side="right"))
+        admitted = self._breaker.admit(fitting, self._loop.time())
+        used_before = self._slabs.used_bytes
+        for size_bytes in np.unique(slot_bytes[:admitted]).tolist():
+            rows = np.flatnonzero(slot_bytes[:admitted] == size_bytes)
+            found = self._slabs.allocate(size_bytes, len(rows))
+            offsets[rows[: len(found)]] = found
+            self.unit_count += len(found)
+        self._guard.begun(self._slabs.used_bytes - used_before)
+        return offsets
+
+    def free(self, offsets: NDArray[np.int64]) -> None:
+        """Gives slots back. Their units were forgotten, or never written; nobody reads them."""
+        self._slabs.free(offsets)
+        self.unit_count -= len(offsets)
+
+    # Writing
+
+    async def write(self, records: Records, bodies: Sequence[memoryview]) -> NDArray[np.bool_]:
+        """Writes bodies to the offsets in their records: which of them survive ``kill -9``.
+
+        ``bodies`` are padded to 4 KiB and must not change until this returns, which it does
+        not before the last thread has let go of them, cancelled or not. The slots of units that
+        could not be written are the caller's to free.
+        """
+        return await self._see_through(self._write(records, bodies))
+
+    async def _write(self, records: Records, bodies: Sequence[memoryview]) -> NDArray[np.bool_]:
+        stored = np.zeros(len(records), dtype=np.bool_)
+        if not len(records):
+            return stored
+        done: asyncio.Future[None] = self._loop.create_future()
+        left = len(records)
+
+        def written(requests: list[WriteRequest]) -> None:
+            nonlocal left
+            for request in requests:
+                if request.error is None:
+                    stored[request.row] = True
+                    self._breaker.succeeded()
+                    self.counters.units_written += 1
+                    self.counters.bytes_written += padded_bytes(request.length)
+                else:
+                    self.counters.write_errors += 1
+                    self._breaker.failed(request.error, self._loop.time())
+            left -= len(requests)
+            if not left and not done.done():
+                done.set_result(None)
+
+        places = zip(records["offset"].tolist(), records["length"].tolist(), bodies, strict=True)
+        self._write_lane.submit(
+            [
+                WriteRequest(
+                    bodies=self._bodies,
+                    offset=offset,
+                    length=length,
+                    view=view,
+                    row=row,
+                    sink=written,
+                )
+                for row, (offset, length, view) in enumerate(places)
+            ]
+        )
+        await done
+        puts = records[stored]
+        puts["kind"] = Kind.PUT
+        if len(puts) and not await self._commit.append(puts):
+            stored[:] = False
+        return stored
+
+    async def forget(self, records: Records, *, deleted: bool = False) -> bool:
+        """Logs that units are gone; call it before their slots are freed.
+
+        ``deleted`` for units that somebody asked to be gone, which must never come back: True
+        is then answered once that is on the device. After False they may come back after a
+        restart; the store tries again by itself with the next append.
+        """
+        removals = records.copy()
+        removals["kind"] = Kind.DELETE if deleted else Kind.FORGET
+        if not len(removals):
+            return True
+        return await self._see_through(self._commit.append(removals, sync=deleted))
+
+    async def flush(self) -> bool:
+        """Brings all earlier writes to the device, as far as it takes them: whether it did."""
+        if self._writes:
+            await asyncio.wait(set(self._writes))
+        return await self._see_through(self._sync())
+
+    async def _sync(self) -> bool:
+        try:
+            await self._io.run(self._bodies.sync)
+        except OSError as error:
+            self.counters.write_errors += 1
+            self._breaker.failed(error, self._loop.time())
+            return False
+        return await self._commit.append(np.empty(0, dtype=RECORD), sync=True)
+
+    # Reading
+
+    def read(self, requests: Sequence[ReadRequest], on_done: ReadSink) -> None:
+        """Reads and checks units. ``on_done`` gets each request once, in one call or several.
+
+        Only OK units have sound bytes in their view. As many run at once as ``read_depth``
+        says; the rest waits in order.
+        """
+
+        def done(finished: list[ReadRequest]) -> None:
+            counters = self.counters
+            for request in finished:
+                if request.error is not None:
+                    counters.read_errors += 1
+                    self._read_watch.errors_in_row += 1
+                    continue
+                self._read_watch.errors_in_row = 0
+                counters.units_read += 1
+                counters.bytes_read += padded_bytes(request.length)
+                counters.corrupt_units += request.outcome is UnitOutcome.CORRUPT
+            self._reads_in_flight -= len(finished)
+            if not self._reads_in_flight and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+            on_done([(request, request.outcome) for request in finished])
+
+        for request in requests:
+            request.bodies = self._bodies
+            request.sink = done
+        self._reads_in_flight += len(requests)
+        self._read_lane.submit(requests)
+
+    # Health
+
+    def problems(self) -> list[str]:
+        """Sentences about what makes the store worse than it should be; health shows them."""
+        found: list[str] = []
+        directory = self.config.directory
+        if self._breaker.paused:
+            found.append(f"writes to {directory} fail and are paused; one is tried now and then")
+        if self._read_watch.broken:
+            found.append(f"reads from {directory} fail ({self.counters.read_errors} so far)")
+        if self._compaction_error is not None:
+            found.append(f"the log in {directory} can't be compacted: {self._compaction_error}")
+        return found
+
+    def warnings(self) -> list[str]:
+        """Sentences about what an operator should know, though the store does its job."""
+        found: list[str] = []
+        directory = self.config.directory
+        if not self._bodies.direct:
+            found.append(f"{directory} takes no O_DIRECT: units go through the page cache")
+        if self._guard.near_full:
+            found.append(
+                f"the file system of {directory} is nearly full: only room in use is reused"
+            )
+        if self.counters.frames_damaged:
+            found.append(
+                f"the log in {directory} was damaged: {self.counters.records_dropped} units dropped"
+            )
+        return found
+
+    async def close(self) -> None:
+        """Waits for what is under way, flushes, and gives the directory back."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.flush()
+        if self._reads_in_flight:
+            self._idle = self._loop.create_future()
+            await self._idle
+        if self._compaction is not None:
+            await asyncio.wait([self._compaction])
+        await self._io.run(self._close_files)
+
+    def _close_files(self) -> None:
+        self._commit.log.close()
+        self._bodies.close()
+        os.close(self._lock_fd)
+
+    # Behind the scenes
+
+    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of ``work``; a caller that is cancelled still waits for its end."""
+        task = asyncio.ensure_future(work)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                await asyncio.wait([task])
+            raise
+
+    def _appended(self, record_count: int, error: BaseException | None) -> None:
+        counters = self.counters
+        counters.forgets_dropped = self._commit.removals_dropped
+        counters.direct_refused = self._bodies.direct_refused
+        if error is not None:
+            counters.log_errors += 1
+            self._breaker.failed(error, self._loop.time())
+            return
+        counters.log_records += record_count
+        limit = max(COMPACTION_RECORDS_MIN, COMPACTION_RATIO * self.unit_count)
+        if (
+            self._commit.record_count > limit
+            and self._compaction is None
+            and self._loop.time() >= self._compaction_after
+        ):
+            self._commit.rotate()
+
+    def _begin_compaction(self, number: int, end: LogEnd) -> None:
+        if self._compaction is None:
+            self._compaction = self._loop.create_task(self._compact(number, end))
+
+    async def _compact(self, number: int, end: LogEnd) -> None:
+        layouts = np.fromiter(self.registry.layouts, dtype=np.uint16)
+        try:
+            replayed, _ = await self._io.run(
+                lambda: compact(
+                    self.config.directory,
+                    number,
+                    end,
+                    seed=self._seed,
+                    files=self._files,
+                    layouts=layouts,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - the old files still count; health tells
+            self.counters.compaction_errors += 1
+            self._compaction_error = str(error) or repr(error)
+            self._compaction_after = self._loop.time() + COMPACTION_RETRY_S
+        else:
+            self.counters.compactions += 1
+            self._compaction_error = None
+            self._commit.record_count -= replayed
+        finally:
+            self._compaction = None
+
+    def _look_at_space(self) -> None:
+        """Has a thread look at the file system if the last look is too old."""
+        now = self._loop.time()
+        if self._looking or now - self._looked_at < SPACE_LOOK_INTERVAL_S:
+            return
+        self._looking = True
+        task = self._loop.create_task(self._look())
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _look(self) -> None:
+        try:
+            self._guard.looked(*await self._io.run(self._bodies.space))
+        except OSError:
+            self.counters.read_errors += 1
+        finally:
+            self._looked_at = self._loop.time()
+            self._looking = False
