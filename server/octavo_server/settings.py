@@ -7,6 +7,7 @@ one that is wrong.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -46,67 +47,84 @@ class Settings(BaseModel):
     listen_unix: Path = Field(
         default_factory=default_socket, description="Unix socket for workers of this host"
     )
-    listen_tcp: str | None = Field(None, description="host:port for gRPC over TCP, or off")
+    listen_tcp: str | None = Field(default=None, description="host:port for gRPC over TCP, or off")
     allow_unauthenticated_tcp: bool = Field(
-        False, description="serve TCP although there are no credentials yet"
+        default=False, description="serve TCP although there are no credentials yet"
     )
     allow_open_socket_directory: bool = Field(
-        False, description="serve in a directory that other users can enter"
+        default=False, description="serve in a directory that other users can enter"
     )
     http: str | None = Field(
-        "127.0.0.1:9470", description="host:port for /metrics, /healthz, /readyz, or off"
+        default="127.0.0.1:9470", description="host:port for /metrics, /healthz, /readyz, or off"
     )
     state_dir: Path | None = Field(
-        None, description="where the node keeps its master key; default: beside the socket"
+        default=None, description="where the node keeps its master key; default: beside the socket"
     )
     master_key_file: Path | None = Field(
-        None, description="file with the 32-byte master key; default: in the state directory"
+        default=None,
+        description="file with the 32-byte master key; default: in the state directory",
     )
 
     # Memory tier
-    memory_bytes: Bytes = Field(4 << 30, ge=1 << 20, description="bytes of the arena")
+    memory_bytes: Bytes = Field(default=4 << 30, ge=1 << 20, description="bytes of the arena")
     slab_bytes: Bytes | None = Field(
-        None, ge=PAGE_ALIGN, description="bytes given to a size class at a time; default: derived"
+        default=None,
+        ge=PAGE_ALIGN,
+        description="bytes given to a size class at a time; default: derived",
     )
     segment_bytes: Bytes | None = Field(
-        None, ge=PAGE_ALIGN, description="bytes of one shared-memory segment; default: derived"
+        default=None,
+        ge=PAGE_ALIGN,
+        description="bytes of one shared-memory segment; default: derived",
     )
     huge_pages: Literal["auto", "off"] = Field(
-        "auto", description="auto: where the host has reserved enough; off: never"
+        default="auto", description="auto: where the host has reserved enough; off: never"
     )
-    prefault: bool = Field(False, description="touch the whole arena in the background at start")
+    prefault: bool = Field(
+        default=False, description="touch the whole arena in the background at start"
+    )
     staging_ring_bytes: Bytes = Field(
-        256 << 20, ge=1 << 16, description="bytes a session may have on their way in"
+        default=256 << 20, ge=1 << 16, description="bytes a session may have on their way in"
     )
 
     # NVMe tier
-    nvme_dir: Path | None = Field(None, description="directory of the NVMe tier; default: none")
+    nvme_dir: Path | None = Field(
+        default=None, description="directory of the NVMe tier; default: none"
+    )
     nvme_bytes: Bytes | None = Field(
-        None, ge=1 << 20, description="bytes of the NVMe tier; needed with nvme_dir"
+        default=None, ge=1 << 20, description="bytes of the NVMe tier; needed with nvme_dir"
     )
     nvme_free_space_guard_bytes: Bytes = Field(
-        1 << 30, description="bytes of the file system that are left free"
+        default=1 << 30, description="bytes of the file system that are left free"
     )
-    io_threads: int = Field(16, ge=1, le=256, description="threads for disk I/O and copies")
+    io_threads: int = Field(default=16, ge=1, le=256, description="threads for disk I/O and copies")
 
     # Leases and sessions
-    lease_s: Seconds = Field(10.0, description="longest lease")
-    hold_s: Seconds = Field(30.0, description="longest hold")
-    reservation_s: Seconds = Field(30.0, description="longest reservation")
-    session_idle_s: Seconds = Field(600.0, description="a session silent for this long is closed")
-    sessions_max: int = Field(256, ge=1, le=65_536, description="open sessions")
-    session_leases_max: int = Field(1024, ge=1, le=65_536, description="leases of one session")
-    session_holds_max: int = Field(64, ge=1, le=65_536, description="holds of one session")
-    session_reservations_max: int = Field(
-        64, ge=1, le=65_536, description="reservations of one session"
+    lease_s: Seconds = Field(default=10.0, description="longest lease")
+    hold_s: Seconds = Field(default=30.0, description="longest hold")
+    reservation_s: Seconds = Field(default=30.0, description="longest reservation")
+    session_idle_s: Seconds = Field(
+        default=600.0, description="a session silent for this long is closed"
     )
-    drain_s: Seconds = Field(10.0, description="SIGTERM: time to make durable what is queued")
+    sessions_max: int = Field(default=256, ge=1, le=65_536, description="open sessions")
+    session_leases_max: int = Field(
+        default=1024, ge=1, le=65_536, description="leases of one session"
+    )
+    session_holds_max: int = Field(default=64, ge=1, le=65_536, description="holds of one session")
+    session_reservations_max: int = Field(
+        default=64, ge=1, le=65_536, description="reservations of one session"
+    )
+    drain_s: Seconds = Field(
+        default=10.0, description="SIGTERM: time to make durable what is queued"
+    )
 
     # Logs
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug, info, warning or error"
+        default="info", description="debug, info, warning or error"
     )
-    log_format: Literal["text", "json"] = Field("text", description="text or json, a line each")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="text or json, a line each"
+    )
 
     @field_validator("listen_tcp", "http", mode="before")
     @classmethod
@@ -118,13 +136,20 @@ class Settings(BaseModel):
     def _is_address(cls, value: str | None) -> str | None:
         return None if value is None else str(parse_address(value))
 
+    @field_validator("listen_unix", "state_dir", "master_key_file", "nvme_dir", mode="before")
+    @classmethod
+    def _is_path(cls, value: object) -> object:
+        text = str(value)
+        if isinstance(value, str | Path) and (not text.isprintable() or text.strip() != text):
+            raise ValueError(f"{text!r} is no path: it has stray characters")
+        if text == "":
+            raise ValueError("is empty; leave it out to have the default")
+        return value
+
     @field_validator("listen_unix")
     @classmethod
     def _socket_path_fits(cls, value: Path) -> Path:
-        text = str(value).removeprefix("unix:")
-        if not text.isprintable() or not text.strip() or text.strip() != text:
-            raise ValueError(f"{text!r} is no path of a socket")
-        path = Path(text).absolute()
+        path = Path(os.path.expanduser(str(value).removeprefix("unix:"))).absolute()
         if len(str(path).encode()) > SOCKET_PATH_BYTES_MAX:
             raise ValueError(f"{path} is longer than {SOCKET_PATH_BYTES_MAX} bytes")
         return path
@@ -132,7 +157,7 @@ class Settings(BaseModel):
     @field_validator("state_dir", "master_key_file", "nvme_dir")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
-        return None if value is None else value.expanduser().absolute()
+        return None if value is None else Path(os.path.expanduser(value)).absolute()
 
     @field_validator("node_id")
     @classmethod
