@@ -1,0 +1,153 @@
+"""What every transport does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.deadline import Deadline
+from octavo.status import Status, known_statuses
+from octavo.transfer import Rows, RowSink, RowSource, Transfer
+from octavo_proto import columns
+from octavo_proto.v1 import cache_pb2
+
+WAIT_SHARE = 0.9
+"""Share of a deadline that the node may wait for loads, so that its account still arrives."""
+
+RENEW_SHARE = 0.5
+"""Share of a lease or reservation after which it is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetOrder:
+    """A get, ready to be sent but for its delivery."""
+
+    session_id: bytes
+    chain: cache_pb2.Chain
+    hold_id: int
+    """0 for none."""
+    transfer: Transfer
+    fingerprint: bytes
+    wait_pending: bool
+    deadline: Deadline
+
+    def request(self, delivery: cache_pb2.Delivery.ValueType) -> cache_pb2.GetRequest:
+        """The protocol's message for it."""
+        return cache_pb2.GetRequest(
+            session_id=self.session_id,
+            chain=self.chain,
+            hold_id=self.hold_id,
+            first_position=self.transfer.first_page,
+            unit_mask=self.transfer.unit_mask,
+            delivery=delivery,
+            wait_pending=self.wait_pending,
+            wait_ms=max(1, int(self.deadline.require_s() * WAIT_SHARE * 1000)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GetReport:
+    statuses: NDArray[np.uint8]
+    """One a page."""
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutOrder:
+    """A put, ready to be sent. Positions in ``chain`` count from the transfer's first page."""
+
+    session_id: bytes
+    chain: cache_pb2.Chain
+    transfer: Transfer
+    lengths: NDArray[np.uint32]
+    """One for all, one a page, or one a row."""
+    variants: NDArray[np.uint16]
+    """One for all, or one a page."""
+    deadline: Deadline
+
+    def request(self) -> cache_pb2.ReserveRequest:
+        """The reservation that comes first."""
+        return cache_pb2.ReserveRequest(
+            session_id=self.session_id,
+            chain=self.chain,
+            unit_mask=self.transfer.unit_mask,
+            unit_lengths=columns.write(self.lengths, columns.U32),
+            variants=columns.write(self.variants, columns.U16),
+        )
+
+    def statuses_of(self, response: cache_pb2.ReserveResponse) -> NDArray[np.uint8]:
+        """Status by row. What the answer leaves out was not reserved: ``REJECTED``."""
+        answered = known_statuses(columns.read("statuses", response.statuses, columns.U8))
+        statuses = np.full(self.transfer.row_count, Status.REJECTED, dtype=np.uint8)
+        row_count = min(len(answered), len(statuses))
+        statuses[:row_count] = answered[:row_count]
+        return statuses
+
+    def rows(self, row_numbers: NDArray[np.int64]) -> Rows:
+        """Columns of some rows, their addresses still 0."""
+        transfer = self.transfer
+        pages = row_numbers // len(transfer.units)
+        return Rows(
+            rows=row_numbers,
+            positions=pages + transfer.first_page,
+            units=transfer.units_of(row_numbers),
+            variants=self.variants[pages]
+            if len(self.variants) > 1
+            else _spread(self.variants, pages),
+            lengths=self._lengths_of(row_numbers, pages),
+            addresses=np.zeros(len(row_numbers), dtype=np.int64),
+        )
+
+    def _lengths_of(
+        self, row_numbers: NDArray[np.int64], pages: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        if len(self.lengths) == 1:
+            return np.full(len(pages), int(self.lengths[0]), dtype=np.int64)
+        by_row = len(self.lengths) == self.transfer.row_count
+        return self.lengths[row_numbers if by_row else pages].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PutReport:
+    statuses: NDArray[np.uint8]
+    """One a row of the transfer."""
+    worker_s: float
+    """From the start until the source's buffers were free."""
+    bytes_put: int
+
+
+class Transport(ABC):
+    """Moves units. Safe for use by several threads at once; a call never outlives its deadline
+    by more than the copy of one slice.
+
+    A get copies only what was asked for, and calls a page ``DONE`` only if all of its wanted
+    units were copied and are known to have been whole while they were. A put gives each row a
+    status, and no row that was reserved is left behind reserved.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether calls may still succeed."""
+
+    @abstractmethod
+    def get(self, order: GetOrder, sink: RowSink) -> GetReport:
+        """Delivers pages into ``sink``. Raises OctavoError only if nothing was delivered."""
+
+    @abstractmethod
+    def put(self, order: PutOrder, source: RowSource) -> PutReport:
+        """Reserves what is missing and hands it over. Raises OctavoError if that is refused."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives up its memory. Calls in progress end with SessionLost."""
+
+
+def _spread(single: NDArray[np.uint16], pages: NDArray[np.int64]) -> NDArray[np.uint16]:
+    return np.full(len(pages), int(single[0]) if len(single) else 0, dtype=np.uint16)
