@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.deadline import Deadline
-from octavo.errors import NodeTimeout, NodeUnavailable, OctavoError
+from octavo.errors import ConnectError, NodeFailed, NodeTimeout, NodeUnavailable, OctavoError
 from octavo.health import HealthRecorder
 from octavo.status import Status, known_statuses
 from octavo.transfer import Rows, RowSource, cut
@@ -72,26 +72,28 @@ class StagedPut:
         if reserved.reservation_id == 0:
             self._close_open_rows(Status.REJECTED)
             return PutReport(self._statuses, worker_s, 0)
-        finished = False
+        node_ended_it = False
         try:
-            self._fill_and_commit(rows, reserved, source)
+            commit_count = self._fill_and_commit(rows, reserved, source)
             worker_s = time.monotonic() - started_s
             self._collect(0)
-            finished = True
+            node_ended_it = commit_count == 1
         except NodeUnavailable as error:
             # Some rows may be stored already, and each row of a call gets its status.
             self._health.failure("put_cut_short", error)
             worker_s = time.monotonic() - started_s
             self._collect_what_is_there()
         finally:
-            if not finished or len(rows) == 0:
+            if not node_ended_it:
                 self._abort(reserved.reservation_id)
         self._close_open_rows(Status.UNAVAILABLE)
         return PutReport(self._statuses, worker_s, self._bytes_put)
 
     def _fill_and_commit(
         self, rows: Rows, reserved: cache_pb2.ReserveResponse, source: RowSource
-    ) -> None:
+    ) -> int:
+        """Hands all rows over, not yet answered. Returns the number of commits."""
+        commit_count = 0
         renew_at_s = time.monotonic() + reserved.reservation_ms / 1000 * RENEW_SHARE
         sizes = padded(rows.lengths)
         batch_bytes = min(BATCH_BYTES, self._ring.size_bytes // 2)
@@ -103,17 +105,21 @@ class StagedPut:
                 batch = placed(rows.take(begin, end), self._mappings.ring_address + offsets)
                 with self._mappings.in_use():
                     source.fill_rows(batch)
-                is_last = end == len(rows)
-                pending = self._start_commit(batch, offsets, reserved.reservation_id, last=is_last)
+                # The node ends a reservation with its last commit, which may overtake earlier
+                # ones that are still being copied: only a commit that is alone says so.
+                alone = begin == 0 and end == len(rows)
+                pending = self._start_commit(batch, offsets, reserved.reservation_id, last=alone)
             except BaseException:
                 self._ring.give_back(span)
                 raise
             pending.add_done_callback(self._on_answer(span))
             self._in_flight.append((pending, batch.rows))
             self._bytes_put += batch.size_bytes
+            commit_count += 1
             if time.monotonic() >= renew_at_s:
                 renew_at_s = time.monotonic() + reserved.reservation_ms / 1000 * RENEW_SHARE
                 self._renew(reserved.reservation_id)
+        return commit_count
 
     def _start_commit(
         self, batch: Rows, offsets: NDArray[np.int64], reservation_id: int, *, last: bool
@@ -228,4 +234,4 @@ def _may_still_be_read(error: BaseException | None) -> bool:
         return False
     if not isinstance(error, grpc.RpcError):
         return True
-    return isinstance(translate(error), NodeUnavailable)
+    return isinstance(translate(error), ConnectError | NodeTimeout | NodeFailed)

@@ -1,0 +1,37 @@
+"""The engine's own bits, unchanged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from octavo.codec.base import Codec, unit_shape
+from octavo.sinks import RAW_VARIANT
+from octavo_proto.layout import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RawCodec(Codec):
+    """Canonical unit bytes: the unit tensor, C-contiguous, little-endian.
+
+    Also for engines that run an FP8 cache already: those bits are never quantised again.
+    """
+
+    name: ClassVar[str] = "raw"
+    variant: ClassVar[int] = RAW_VARIANT
+
+    def unit_bytes(self, layout: Layout, unit: int) -> int:
+        unit_shape(layout, unit)  # names a unit or kind that is wrong
+        return layout.raw_unit_bytes(unit)
+
+    def pack(self, unit: Tensor) -> Tensor:
+        import torch
+
+        return unit.contiguous().view(torch.uint8).reshape(unit.shape[0], -1)
+
+    def unpack(self, data: Tensor, layout: Layout, unit: int, dtype_bits: Tensor | None) -> Tensor:
+        import torch
+
+        dtype = dtype_bits.dtype if dtype_bits is not None else getattr(torch, layout.dtype)
+        return data.view(dtype).reshape(data.shape[0], *unit_shape(layout, unit))

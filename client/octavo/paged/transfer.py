@@ -1,0 +1,217 @@
+"""Gathers pages from an engine's blocks into unit bytes, and scatters them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.codec import Codec, RawCodec, codec_of
+from octavo.codec.base import unit_shape
+from octavo.errors import TransferError
+from octavo.memory import view_at
+from octavo.paged.cache import PagedKV, PagedKVError
+from octavo.transfer import Rows, Transfer
+
+
+class _Placement:
+    """Which block of the engine, and which page within it, a page of the chain is."""
+
+    def __init__(self, cache: PagedKV, block_table: Sequence[int] | NDArray[np.int64]) -> None:
+        self.cache: Final = cache
+        self._blocks = np.asarray(block_table, dtype=np.int64)
+        if self._blocks.ndim != 1:
+            raise PagedKVError("the block table must have one dimension")
+        outside = self._blocks[(self._blocks < 0) | (self._blocks >= cache.block_count)]
+        if len(outside):
+            raise PagedKVError(
+                f"block {int(outside[0])} in the block table, the cache has {cache.block_count}"
+            )
+
+    def check(self, transfer: Transfer) -> None:
+        if transfer.layout != self.cache.layout:
+            raise PagedKVError("the chain's layout is not the cache's")
+        page_end = transfer.first_page + transfer.page_count
+        covered = len(self._blocks) * self.cache.pages_per_block
+        if page_end > covered:
+            raise PagedKVError(
+                f"the transfer ends at page {page_end}, the block table covers {covered}"
+            )
+        for unit in transfer.units:
+            self.cache.page_views(unit)
+
+    def of(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Block ids and page in block, as index tensors on the cache's device."""
+        places, pages = np.divmod(positions, self.cache.pages_per_block)
+        device = self.cache.device
+        return (
+            torch.from_numpy(self._blocks[places]).to(device),
+            torch.from_numpy(np.ascontiguousarray(pages)).to(device),
+        )
+
+
+class PagedSource:
+    """Puts pages out of an engine's cache.
+
+    ``block_table[i]`` is the engine's block that holds tokens ``i * block_tokens`` and on of the
+    chain. The engine must not write to those tokens meanwhile.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKV,
+        block_table: Sequence[int] | NDArray[np.int64],
+        codec: Codec | None = None,
+    ) -> None:
+        self._placement = _Placement(cache, block_table)
+        self._cache = cache
+        self._codec: Final = RawCodec() if codec is None else codec
+        self._transfer: Transfer | None = None
+
+    def begin(self, transfer: Transfer) -> None:
+        self._placement.check(transfer)
+        self._transfer = transfer
+
+    def unit_lengths(self) -> NDArray[np.uint32]:
+        assert self._transfer is not None
+        by_unit = [self.unit_bytes(0, unit) for unit in self._transfer.units]
+        if len(set(by_unit)) == 1:
+            return np.array(by_unit[:1], dtype=np.uint32)
+        return np.tile(np.array(by_unit, dtype=np.uint32), self._transfer.page_count)
+
+    def page_variants(self) -> NDArray[np.uint16]:
+        return np.full(1, self._codec.variant, dtype=np.uint16)
+
+    def fill_rows(self, rows: Rows) -> None:
+        for unit, chosen in _by_unit(rows):
+            packed = self._codec.pack(self.gather(unit, rows.positions[chosen]))
+            if packed.shape[1] != int(rows.lengths[chosen][0]):
+                raise TransferError(f"codec {self._codec.name} made {packed.shape[1]} bytes")
+            memory = _UnitMemory(rows.addresses[chosen], packed.shape[1], writable=True)
+            memory.write(packed)
+
+    def gather(self, unit: int, positions: NDArray[np.int64]) -> Tensor:
+        """The unit tensor (see ``Codec``) of some pages, in bits."""
+        blocks, pages = self._placement.of(positions)
+        layout = self._cache.layout
+        shape = (len(positions), *unit_shape(layout, unit))
+        gathered = torch.empty(shape, dtype=self._cache.bits_dtype, device=self._cache.device)
+        for layer, sides in enumerate(self._cache.page_views(unit)):
+            if len(sides) == 1:
+                gathered[:, layer] = sides[0][blocks, pages]
+            else:
+                for side, view in enumerate(sides):
+                    gathered[:, layer, side] = view[blocks, pages]
+        return gathered
+
+    def unit_bytes(self, position: int, unit: int) -> int:
+        return self._codec.unit_bytes(self._cache.layout, unit)
+
+    def variant(self, position: int) -> int:
+        return self._codec.variant
+
+    def fill(self, position: int, unit: int, view: memoryview) -> int | None:
+        raise NotImplementedError("a paged source gives rows")
+
+
+class PagedSink:
+    """Gets pages into an engine's cache. Each unit is unpacked by the codec of its variant.
+
+    Blocks of pages that the result does not call ``DONE`` hold arbitrary KV.
+    """
+
+    def __init__(self, cache: PagedKV, block_table: Sequence[int] | NDArray[np.int64]) -> None:
+        self._placement = _Placement(cache, block_table)
+        self._cache = cache
+
+    def begin(self, transfer: Transfer) -> None:
+        self._placement.check(transfer)
+
+    def accept_rows(self, rows: Rows) -> None:
+        layout = self._cache.layout
+        example = torch.empty(0, dtype=self._cache.bits_dtype)
+        for unit, of_unit in _by_unit(rows):
+            for variant in np.unique(rows.variants[of_unit]).tolist():
+                chosen = of_unit[rows.variants[of_unit] == variant]
+                codec = codec_of(variant)
+                expected = codec.unit_bytes(layout, unit)
+                if (rows.lengths[chosen] != expected).any():
+                    raise TransferError(
+                        f"unit {unit} came with {int(rows.lengths[chosen].max())} bytes, codec "
+                        f"{codec.name} makes {expected}"
+                    )
+                packed = _UnitMemory(rows.addresses[chosen], expected, writable=False).read()
+                self.scatter(
+                    unit, rows.positions[chosen], codec.unpack(packed, layout, unit, example)
+                )
+
+    def scatter(self, unit: int, positions: NDArray[np.int64], values: Tensor) -> None:
+        """Writes a unit tensor (see ``Codec``), in bits, to the blocks of its pages."""
+        blocks, pages = self._placement.of(positions)
+        values = values.to(self._cache.device)
+        for layer, sides in enumerate(self._cache.page_views(unit)):
+            if len(sides) == 1:
+                sides[0][blocks, pages] = values[:, layer]
+            else:
+                for side, view in enumerate(sides):
+                    view[blocks, pages] = values[:, layer, side]
+
+    def accept(self, position: int, unit: int, variant: int, view: memoryview) -> None:
+        raise NotImplementedError("a paged sink takes rows")
+
+
+class _UnitMemory:
+    """Units of equal length at given addresses. Evenly spaced ones are one strided tensor."""
+
+    def __init__(self, addresses: NDArray[np.int64], unit_bytes: int, *, writable: bool) -> None:
+        self._addresses = addresses
+        self._unit_bytes = unit_bytes
+        self._writable = writable
+        self._step = self._even_step()
+
+    def write(self, packed: Tensor) -> None:
+        """Copies row i of ``packed`` (uint8) to address i."""
+        if self._step is not None:
+            self._strided(self._step).copy_(packed)
+            return
+        for address, row in zip(self._addresses.tolist(), packed, strict=True):
+            _tensor_at(address, self._unit_bytes, writable=True).copy_(row)
+
+    def read(self) -> Tensor:
+        """uint8 [units, unit_bytes]; shares the memory where it is evenly spaced."""
+        if self._step is not None:
+            return self._strided(self._step)
+        return torch.stack(
+            [
+                _tensor_at(address, self._unit_bytes, writable=False)
+                for address in self._addresses.tolist()
+            ]
+        )
+
+    def _even_step(self) -> int | None:
+        if len(self._addresses) == 1:
+            return self._unit_bytes
+        steps = np.diff(self._addresses)
+        step = int(steps[0])
+        return step if step >= self._unit_bytes and (steps == step).all() else None
+
+    def _strided(self, step: int) -> Tensor:
+        unit_count = len(self._addresses)
+        span = step * (unit_count - 1) + self._unit_bytes
+        whole = _tensor_at(int(self._addresses[0]), span, writable=self._writable)
+        return whole.as_strided((unit_count, self._unit_bytes), (step, 1))
+
+
+def _tensor_at(address: int, size_bytes: int, *, writable: bool) -> Tensor:
+    # torch warns about read-only buffers. What is read from the arena is mapped read-only, so
+    # a write through this tensor would be stopped by the kernel; this module makes none.
+    return torch.frombuffer(view_at(address, size_bytes, writable=True), dtype=torch.uint8)
+
+
+def _by_unit(rows: Rows) -> list[tuple[int, NDArray[np.intp]]]:
+    """Row places of each unit, in order."""
+    return [(unit, np.flatnonzero(rows.units == unit)) for unit in np.unique(rows.units).tolist()]
