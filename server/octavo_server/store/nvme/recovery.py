@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_server.store.file_ops import FileOps
 from octavo_server.store.nvme.bodies import Bodies
@@ -53,10 +54,10 @@ def recover(
     state = read_state(directory, files, seed)
     replayed = state.replay
     live = replayed.live
-    live = live[_usable(live, bodies, layouts)]
-    # The order in which they were written; what was written together is used together.
+    live = live[_usable(live, bodies, slabs, layouts)]
     live = live[np.argsort(live["sequence"], kind="stable")]
-    live = live[slabs.adopt(live["offset"].astype(np.int64), live["length"])]
+    if len(live):
+        live = live[slabs.adopt(live["offset"].astype(np.int64), live["length"])]
     dropped = len(replayed.live) - len(live)
     counters.frames_torn += state.torn_count
     counters.frames_damaged += state.gap_count
@@ -88,12 +89,15 @@ def _needs_rewrite(state: StoredState, dropped: int) -> bool:
 
 
 def _usable(
-    live: Records, bodies: Bodies, layouts: Collection[int]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which records name a known layout and bytes that the bodies file had and has."""
-    size_bytes = np.uint64(min(bodies.capacity_bytes, bodies.found_bytes))
-    known = np.isin(live["layout"], np.fromiter(layouts, dtype=np.uint16))
-    within = live["offset"] + live["length"] <= size_bytes
-    aligned = live["offset"] % np.uint64(BODY_ALIGN_BYTES) == 0
-    usable: np.ndarray[tuple[int], np.dtype[np.bool_]] = known & within & aligned
+    live: Records, bodies: Bodies, slabs: SlabAllocator, layouts: Collection[int]
+) -> NDArray[np.bool_]:
+    """Which records name a known layout, and bytes that the bodies file had and has."""
+    size_bytes = min(bodies.capacity_bytes, bodies.found_bytes)
+    length = live["length"].astype(np.int64)
+    slot_bytes = np.maximum(1, -(-length // BODY_ALIGN_BYTES)) * BODY_ALIGN_BYTES
+    offset = live["offset"].astype(np.int64)
+    in_slab = offset % slabs.slab_bytes
+    usable: NDArray[np.bool_] = np.isin(live["layout"], np.fromiter(layouts, dtype=np.uint16))
+    usable &= offset + length <= size_bytes
+    usable &= (in_slab % slot_bytes == 0) & (in_slab + slot_bytes <= slabs.slab_bytes)
     return usable

@@ -19,18 +19,15 @@ from numpy.typing import NDArray
 from octavo_proto.layout import Layout
 from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
-from octavo_server.store.nvme.bodies import Bodies, ReadRequest, UnitOutcome, WriteRequest
-from octavo_server.store.nvme.compaction import compact
-from octavo_server.store.nvme.config import NvmeConfig, StoreError
-from octavo_server.store.nvme.directory import BODIES_NAME, identify, lock_directory
+from octavo_server.store.nvme.bodies import ReadRequest, UnitOutcome, WriteRequest
+from octavo_server.store.nvme.config import NvmeConfig
 from octavo_server.store.nvme.health import (
     ReadWatch,
     Room,
-    SpaceGuard,
-    StoreCounters,
     WriteBreaker,
 )
 from octavo_server.store.nvme.log import GroupCommit
+from octavo_server.store.nvme.opening import OpenedFiles, open_files
 from octavo_server.store.nvme.records import (
     BODY_ALIGN_BYTES,
     NO_OFFSET,
@@ -40,20 +37,9 @@ from octavo_server.store.nvme.records import (
     padded_bytes,
     store_seed,
 )
-from octavo_server.store.nvme.recovery import Recovery, recover
-from octavo_server.store.nvme.registry import Registry
 from octavo_server.store.nvme.replay import LogEnd
+from octavo_server.store.nvme.upkeep import Upkeep
 from octavo_server.store.slabs import SlabAllocator
-
-COMPACTION_RECORDS_MIN: Final = 65_536
-"""6 MiB of log: replaying less is not worth a rewrite."""
-
-COMPACTION_RATIO: Final = 2
-"""Log records per live unit at which it is rewritten: each byte of log is rewritten at most
-once more on average, and a restart reads at most three records per live unit."""
-
-COMPACTION_RETRY_S: Final = 60.0
-SPACE_LOOK_INTERVAL_S: Final = 1.0
 
 T = TypeVar("T")
 
@@ -63,56 +49,45 @@ ReadSink = Callable[[list[tuple[ReadRequest, UnitOutcome]]], None]
 class NvmeStore:
     """Made by ``NvmeStore.open``. All methods run on the event loop of its ``IoPool``."""
 
-    def __init__(
-        self,
-        config: NvmeConfig,
-        io: IoPool,
-        files: FileOps,
-        *,
-        lock_fd: int,
-        store_id: bytes,
-        registry: Registry,
-        bodies: Bodies,
-        slabs: SlabAllocator,
-        recovery: Recovery,
-        counters: StoreCounters,
-    ) -> None:
+    def __init__(self, config: NvmeConfig, io: IoPool, files: FileOps, opened: OpenedFiles) -> None:
         self.config: Final = config
-        self.store_id: Final = store_id
-        self.registry: Final = registry
-        self.counters: Final = counters
-        self.unit_count = len(recovery.live)
+        self.store_id: Final = opened.store_id
+        self.registry: Final = opened.registry
+        self.counters: Final = opened.counters
+        self.unit_count = len(opened.recovery.live)
         """Slots in use."""
         self._io = io
-        self._files = files
-        self._lock_fd = lock_fd
-        self._seed = store_seed(store_id)
-        self._bodies = bodies
-        self._slabs = slabs
-        self._recovered: Records | None = recovery.live
+        self._lock_fd = opened.lock_fd
+        self._bodies = opened.bodies
+        self._slabs = opened.slabs
+        self._recovered: Records | None = opened.recovery.live
         self._read_lane = io.lane("nvme-read", config.read_depth)
         self._write_lane = io.lane("nvme-write", config.write_depth)
         self._commit = GroupCommit(
-            recovery.log,
+            opened.recovery.log,
             io.lane("nvme-log", 1),
-            record_count=recovery.log_record_count,
-            on_rotated=self._begin_compaction,
+            record_count=opened.recovery.log_record_count,
+            on_rotated=self._rotated,
             on_result=self._appended,
         )
-        self._writes: set[asyncio.Future[Any]] = set()
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._reads_in_flight = 0
         self._idle: asyncio.Future[None] | None = None
         self._breaker = WriteBreaker()
         self._read_watch = ReadWatch()
-        self._guard = SpaceGuard(config.free_space_guard_bytes)
-        self._guard.looked(*bodies.space())
+        self._guard = opened.guard
         self._loop = asyncio.get_running_loop()
-        self._looked_at = self._loop.time()
-        self._looking = False
-        self._compaction: asyncio.Task[None] | None = None
-        self._compaction_error: str | None = None
-        self._compaction_after = 0.0
-        self._closed = False
+        self._upkeep = Upkeep(
+            config.directory,
+            io,
+            files,
+            seed=store_seed(opened.store_id),
+            bodies=opened.bodies,
+            guard=self._guard,
+            counters=opened.counters,
+            layouts=opened.registry.layouts,
+        )
+        self._released = False
 
     @classmethod
     async def open(cls, config: NvmeConfig, io: IoPool, files: FileOps | None = None) -> NvmeStore:
@@ -122,56 +97,7 @@ class NvmeStore:
             StoreError: it can't be opened; the message says why and what to do.
         """
         files = files or FileOps()
-        if config.capacity_bytes < config.slab_bytes:
-            raise StoreError(
-                f"the NVMe capacity is {config.capacity_bytes} bytes, must be at least one slab "
-                f"({config.slab_bytes} bytes)"
-            )
-        directory = config.directory
-        lock_fd = await io.run(lambda: lock_directory(directory))
-        bodies: Bodies | None = None
-        try:
-            store_id = await identify(directory, io, files)
-            registry = Registry(directory, io, files)
-            await registry.load()
-            slabs = SlabAllocator(config.capacity_bytes, config.slab_bytes)
-            bodies = await io.run(
-                lambda: Bodies(directory / BODIES_NAME, slabs.capacity_bytes, files)
-            )
-            counters = StoreCounters()
-            opened = bodies
-            recovery = await io.run(
-                lambda: recover(
-                    directory,
-                    seed=store_seed(store_id),
-                    files=files,
-                    bodies=opened,
-                    slabs=slabs,
-                    layouts=registry.layouts.keys(),
-                    counters=counters,
-                )
-            )
-            return cls(
-                config,
-                io,
-                files,
-                lock_fd=lock_fd,
-                store_id=store_id,
-                registry=registry,
-                bodies=bodies,
-                slabs=slabs,
-                recovery=recovery,
-                counters=counters,
-            )
-        except BaseException as error:
-            if bodies is not None:
-                bodies.close()
-            os.close(lock_fd)
-            if isinstance(error, OSError):
-                raise StoreError(
-                    f"the NVMe directory {directory} can't be used: {error}"
-                ) from error
-            raise
+        return cls(config, io, files, await open_files(config, io, files))
 
     # What it holds
 
@@ -182,6 +108,11 @@ class NvmeStore:
     @property
     def layouts(self) -> Mapping[int, Layout]:
         return self.registry.layouts
+
+    @property
+    def slots(self) -> SlabAllocator:
+        """Where its slots lie. For reading: slots come from ``allocate`` and go to ``free``."""
+        return self._slabs
 
     @property
     def capacity_bytes(self) -> int:
@@ -220,7 +151,7 @@ class NvmeStore:
 
     def allocate(self, lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Offsets of slots for bodies of ``lengths``; NO_OFFSET where there is no room."""
-        self._look_at_space()
+        self._upkeep.look_at_space()
         offsets = np.full(len(lengths), NO_OFFSET, dtype=np.int64)
         slot_bytes = -(-lengths.astype(np.int64) // BODY_ALIGN_BYTES) * BODY_ALIGN_BYTES
         budget = self._guard.budget_bytes(self._slabs.used_bytes)
@@ -309,8 +240,8 @@ class NvmeStore:
 
     async def flush(self) -> bool:
         """Brings all earlier writes to the device, as far as it takes them: whether it did."""
-        if self._writes:
-            await asyncio.wait(set(self._writes))
+        if self._under_way:
+            await asyncio.wait(set(self._under_way))
         return await self._see_through(self._sync())
 
     async def _sync(self) -> bool:
@@ -363,8 +294,8 @@ class NvmeStore:
             found.append(f"writes to {directory} fail and are paused; one is tried now and then")
         if self._read_watch.broken:
             found.append(f"reads from {directory} fail ({self.counters.read_errors} so far)")
-        if self._compaction_error is not None:
-            found.append(f"the log in {directory} can't be compacted: {self._compaction_error}")
+        if (error := self._upkeep.compaction_error) is not None:
+            found.append(f"the log in {directory} can't be compacted: {error}")
         return found
 
     def warnings(self) -> list[str]:
@@ -385,18 +316,21 @@ class NvmeStore:
 
     async def close(self) -> None:
         """Waits for what is under way, flushes, and gives the directory back."""
-        if self._closed:
+        if self._released:
             return
-        self._closed = True
         await self.flush()
         if self._reads_in_flight:
             self._idle = self._loop.create_future()
             await self._idle
-        if self._compaction is not None:
-            await asyncio.wait([self._compaction])
-        await self._io.run(self._close_files)
+        await self._upkeep.settle()
+        await self._io.run(self.release)
 
-    def _close_files(self) -> None:
+    def release(self) -> None:
+        """Closes the files without waiting or flushing. Nothing may be under way any more:
+        this is for after the end of the ``IoPool``, where ``close`` took too long."""
+        if self._released:
+            return
+        self._released = True
         self._commit.log.close()
         self._bodies.close()
         os.close(self._lock_fd)
@@ -406,8 +340,8 @@ class NvmeStore:
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of ``work``; a caller that is cancelled still waits for its end."""
         task = asyncio.ensure_future(work)
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -424,57 +358,8 @@ class NvmeStore:
             self._breaker.failed(error, self._loop.time())
             return
         counters.log_records += record_count
-        limit = max(COMPACTION_RECORDS_MIN, COMPACTION_RATIO * self.unit_count)
-        if (
-            self._commit.record_count > limit
-            and self._compaction is None
-            and self._loop.time() >= self._compaction_after
-        ):
+        if self._upkeep.compaction_due(self._commit.record_count, self.unit_count):
             self._commit.rotate()
 
-    def _begin_compaction(self, number: int, end: LogEnd) -> None:
-        if self._compaction is None:
-            self._compaction = self._loop.create_task(self._compact(number, end))
-
-    async def _compact(self, number: int, end: LogEnd) -> None:
-        layouts = np.fromiter(self.registry.layouts, dtype=np.uint16)
-        try:
-            replayed, _ = await self._io.run(
-                lambda: compact(
-                    self.config.directory,
-                    number,
-                    end,
-                    seed=self._seed,
-                    files=self._files,
-                    layouts=layouts,
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - the old files still count; health tells
-            self.counters.compaction_errors += 1
-            self._compaction_error = str(error) or repr(error)
-            self._compaction_after = self._loop.time() + COMPACTION_RETRY_S
-        else:
-            self.counters.compactions += 1
-            self._compaction_error = None
-            self._commit.record_count -= replayed
-        finally:
-            self._compaction = None
-
-    def _look_at_space(self) -> None:
-        """Has a thread look at the file system if the last look is too old."""
-        now = self._loop.time()
-        if self._looking or now - self._looked_at < SPACE_LOOK_INTERVAL_S:
-            return
-        self._looking = True
-        task = self._loop.create_task(self._look())
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-
-    async def _look(self) -> None:
-        try:
-            self._guard.looked(*await self._io.run(self._bodies.space))
-        except OSError:
-            self.counters.read_errors += 1
-        finally:
-            self._looked_at = self._loop.time()
-            self._looking = False
+    def _rotated(self, number: int, end: LogEnd) -> None:
+        self._upkeep.compact(self._commit, number, end)
