@@ -75,11 +75,9 @@ class PagedKV:
                 f"({layout.page_tokens})"
             )
         self.pages_per_block: Final = self.block_tokens // layout.page_tokens
-        # [block, page in block, token, ...]: unflattening one dimension never copies.
-        self._paged: Final = [
-            [view.unflatten(1, (self.pages_per_block, layout.page_tokens)) for view in pair]
-            for pair in self._sides
-        ]
+        # [block, page in block, token, ...]: splitting one dimension never copies.
+        split = (self.block_count, self.pages_per_block, layout.page_tokens, *first.shape[2:])
+        self._paged: Final = [[view.view(split) for view in pair] for pair in self._sides]
 
     @property
     def device(self) -> torch.device:
@@ -110,9 +108,8 @@ class PagedKV:
             raise PagedKVError(f"the cache does not hold the heads of unit {unit}")
         if self.layout.kind is KvKind.MLA:
             return [self._paged[layer] for layer in layers]
-        return [
-            [view[:, :, :, first_head:end_head] for view in self._paged[layer]] for layer in layers
-        ]
+        heads = slice(first_head, end_head)
+        return [[view[:, :, :, heads] for view in self._paged[layer]] for layer in layers]
 
     def _check_shapes(self) -> None:
         layout, sides = self.layout, self._sides
@@ -154,9 +151,7 @@ def _checked_roles(dims: str, kind: KvKind, *, separate: bool) -> tuple[str, ...
         separate_is_wrong = False
     if set(roles) - {"layer"} not in allowed or separate_is_wrong:
         wanted = " or ".join(" ".join(sorted(roles)) for roles in allowed)
-        raise PagedKVError(
-            f"dims {dims!r} for {kind.name}: needs {wanted}, and layer if it has one"
-        )
+        raise PagedKVError(f"dims {dims!r} for {kind.name}: needs {wanted}; layer may be added")
     return roles
 
 

@@ -16,6 +16,7 @@ from octavo.errors import TransferError
 from octavo.memory import view_at
 from octavo.paged.cache import PagedKV, PagedKVError
 from octavo.transfer import Rows, Transfer
+from octavo.transport.ring import ALIGNMENT
 
 
 class _Placement:
@@ -49,8 +50,8 @@ class _Placement:
         places, pages = np.divmod(positions, self.cache.pages_per_block)
         device = self.cache.device
         return (
-            torch.from_numpy(self._blocks[places]).to(device),
-            torch.from_numpy(np.ascontiguousarray(pages)).to(device),
+            torch.as_tensor(self._blocks[places], device=device),
+            torch.as_tensor(np.ascontiguousarray(pages), device=device),
         )
 
 
@@ -197,7 +198,9 @@ class _UnitMemory:
             return self._unit_bytes
         steps = np.diff(self._addresses)
         step = int(steps[0])
-        return step if step >= self._unit_bytes and (steps == step).all() else None
+        # A step that is no whole number of elements could not be viewed as such.
+        is_even = step >= self._unit_bytes and step % ALIGNMENT == 0 and bool((steps == step).all())
+        return step if is_even else None
 
     def _strided(self, step: int) -> Tensor:
         unit_count = len(self._addresses)
