@@ -72,4 +72,4 @@ def test_serve_command_loads_neither_typer_nor_rich() -> None:
         "from octavo.cli.main import main\nassert main(['serve', '--memory-bytes', 'x']) == 2"
     )
     assert "octavo_server" in loaded
-    assert not loaded & {*ENGINES, "rich", "typer", "grpc"}
+    assert not loaded & {*ENGINES, "rich", "typer"}

@@ -1,0 +1,37 @@
+"""The documents name what exists, all of it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from tests.repo.tree import ROOT
+
+from octavo_server.cache.counters import COUNTER_NAMES
+from octavo_server.settings import Settings
+from octavo_server.settings_sources import load_settings
+
+
+def table_names(heading: str) -> set[str]:
+    """What stands in backquotes in the first column of the first table after ``heading``."""
+    text = (ROOT / "docs/operations.md").read_text()
+    table = text[text.index(heading) :]
+    rows = re.findall(r"^\|([^|]+)\|", table[: table.index("\n\n", table.index("|---"))], re.M)
+    return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+
+
+def test_operations_explains_every_setting_and_no_other() -> None:
+    assert table_names("| setting |") == set(Settings.model_fields)
+
+
+def test_operations_explains_every_counter_and_no_other() -> None:
+    assert table_names("| counter |") == set(COUNTER_NAMES)
+
+
+def test_example_file_is_accepted_also_with_all_of_it_switched_on() -> None:
+    path = ROOT / "deploy/octavo.toml"
+    assert load_settings({}, {}, path).memory_bytes == 8 << 30
+    switched_on = re.sub(r"^# (\w+ = )", r"\1", path.read_text(), flags=re.M)
+    found = load_settings(tomllib.loads(switched_on), {})
+    assert found.nvme_bytes == 200 << 30
+    assert found.state_dir is not None
