@@ -8,16 +8,17 @@ import tomllib
 from tests.repo.tree import ROOT
 
 from octavo_server.cache.counters import COUNTER_NAMES
+from octavo_server.rpc.status import CODES
 from octavo_server.settings import Settings
 from octavo_server.settings_sources import load_settings
 
 
-def table_names(heading: str) -> set[str]:
+def table_names(heading: str, document: str = "operations.md") -> set[str]:
     """What stands in backquotes in the first column of the first table after ``heading``."""
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs" / document).read_text()
     table = text[text.index(heading) :]
     rows = re.findall(r"^\|([^|]+)\|", table[: table.index("\n\n", table.index("|---"))], re.M)
-    return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    return {name for row in rows for name in re.findall(r"`([A-Za-z_]+)`", row)}
 
 
 def test_operations_explains_every_setting_and_no_other() -> None:
@@ -26,6 +27,11 @@ def test_operations_explains_every_setting_and_no_other() -> None:
 
 def test_operations_explains_every_counter_and_no_other() -> None:
     assert table_names("| counter |") == set(COUNTER_NAMES)
+
+
+def test_protocol_explains_every_error_code_and_no_other() -> None:
+    codes = {code.name for code in CODES.values()}
+    assert table_names("| code |", "protocol.md") == codes
 
 
 def test_example_file_is_accepted_also_with_all_of_it_switched_on() -> None:
