@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from octavo.cli.errors import CommandError
+from octavo.cli.extras import need_extra
 
 app = typer.Typer(
     help="Measure Octavo on this machine, beside the machine's own ceiling.",
@@ -18,8 +23,64 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
+@app.command()
+def local(
+    pairs: Annotated[
+        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
+    ] = 15,
+    as_json: Json = False,
+) -> None:
+    """Get, put and match through shared memory, beside torch's copy of the same bytes.
+
+    Starts a node of its own and needs about 2 GB of memory.
+
+    Examples:
+
+      octavo bench local
+
+      octavo bench local --json | tail -n 1 | jq .get_ratio
+    """
+    show_figures("bench local", measure("local", pairs=pairs), as_json=as_json)
+
+
+@app.command()
+def nvme(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="On the device to measure; default: a temporary directory."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Reads and writes of the NVMe tier, beside plain O_DIRECT I/O, and recovery.
+
+    Examples:
+
+      octavo bench nvme --directory /mnt/nvme
+
+      octavo bench nvme --json | tail -n 1 | jq .read_ratio
+    """
+    show_figures("bench nvme", measure("nvme", directory=directory), as_json=as_json)
+
+
+def measure(name: str, **options: object) -> Mapping[str, object]:
+    """Runs ``octavo.bench.<name>.run(**options)``.
+
+    Raises:
+        CommandError: there is no such benchmark, or it needs a package that is missing.
+    """
+    with need_extra("dev"):
+        try:
+            module = importlib.import_module(f"octavo.bench.{name}")
+        except ModuleNotFoundError as error:
+            if error.name in ("octavo.bench", f"octavo.bench.{name}"):
+                raise CommandError(f"this installation has no benchmark {name!r}") from None
+            raise
+    figures: Mapping[str, object] = module.run(**options)
+    return figures
+
+
 def show_figures(title: str, figures: Mapping[str, object], *, as_json: bool) -> None:
-    """One JSON object as the last line, or a table."""
+    """Prints one JSON object as the last line, or a table."""
     if as_json:
         print(json.dumps(figures), flush=True)
         return
