@@ -92,8 +92,12 @@ def start(settings: Settings) -> int:
             )
         # Late: a refusal above should not wait for gRPC and numpy to load.
         from octavo_server import assembly
+        from octavo_server.store.nvme import StoreError
 
-        return assembly.serve(settings)
+        try:
+            return assembly.serve(settings)
+        except StoreError as error:
+            raise PlaceError(f"nvme_dir {settings.nvme_dir}: {error}") from error
 
 
 def _parse(arguments: Sequence[str], program: str) -> tuple[Path | None, dict[str, object], bool]:
