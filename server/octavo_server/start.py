@@ -97,7 +97,7 @@ def start(settings: Settings) -> int:
         try:
             return assembly.serve(settings)
         except StoreError as error:
-            raise PlaceError(f"nvme_dir {settings.nvme_dir}: {error}") from error
+            raise PlaceError(str(error)) from error
 
 
 def _parse(arguments: Sequence[str], program: str) -> tuple[Path | None, dict[str, object], bool]:
