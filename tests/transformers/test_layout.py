@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from octavo.transformers import UnsupportedModel, checkpoint_revision, kv_layout
-
 from tests.transformers.tiny import hf
+
+from octavo.transformers import UnsupportedModel, checkpoint_revision, kv_layout
 
 
 def layout_of(model: Any, **changes: Any) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from octavo.transformers import CacheSink, CacheSource, kv_layout, next_logits
-from octavo.transformers.pages import RAW_VARIANT
-from octavo_proto.layout import Layout
-
 from tests.transformers.tiny import hf, make_model
+
+from octavo.sinks import RAW_VARIANT
+from octavo.transformers import CacheSink, CacheSource, kv_layout, next_logits
+from octavo_proto.layout import Layout
 
 PAGES = 3
 TOKENS = PAGES * 16 + 5

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
+
 from octavo_proto.layout import KvKind, Layout
 
 READ_BYTES: Final = 8 << 20

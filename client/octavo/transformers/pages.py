@@ -14,10 +14,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from octavo_proto.layout import DTYPE_BYTES, Layout
 
-RAW_VARIANT: Final = 1
-"""Codec ``raw``: bytes as the engine has them."""
+from octavo.sinks import RAW_VARIANT
+from octavo_proto.layout import DTYPE_BYTES, Layout
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Integer type that carries an element of so many bytes."""

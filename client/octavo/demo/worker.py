@@ -1,0 +1,136 @@
+"""A worker: answers the questions of one task and says how it went.
+
+With a node's address
+it takes from the node what it does not hold itself and puts every full page as soon as it is
+computed, prompt and answer alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from octavo.client import Client
+from octavo.demo import story
+from octavo.demo.chat import ChatFormat
+from octavo.demo.checkpoint import MODEL_ID, read_revision
+from octavo.demo.inference import Checkpoint, Decoder, open_checkpoint
+from octavo.demo.messages import TurnReport, WorkerEnd, WorkerTask, from_line, to_line
+from octavo.demo.page_memory import Loaded, PageMemory
+from octavo.sinks import RAW_VARIANT
+from octavo.transformers import kv_layout
+
+
+class Worker:
+    """A chat that goes on from a task's history."""
+
+    def __init__(self, task: WorkerTask, opened: Checkpoint, memory: PageMemory | None) -> None:
+        self._task = task
+        self._memory = memory
+        self._format = ChatFormat(opened.tokenizer)
+        self._decoder = Decoder(opened.model)
+        self.history = list(task.history)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose KV the worker has."""
+        return self._decoder.held_tokens
+
+    def answer(self, question: str) -> TurnReport:
+        """Answers one question, and appends both to the history."""
+        prompt = self.history + (
+            self._format.turn(question)
+            if self.history
+            else self._format.opening(story.SYSTEM, story.first_question(question))
+        )
+        decoder, memory = self._decoder, self._memory
+        if self._task.forget_each_turn:
+            decoder.forget()
+
+        begin = time.perf_counter()
+        loaded = Loaded()
+        if memory is not None and not decoder.held_tokens:
+            loaded = memory.load(prompt, decoder.cache)
+        load_s = time.perf_counter() - begin
+        computed_tokens = len(prompt) - decoder.held_tokens
+        logits = decoder.prefill(prompt)
+        first_token = decoder.choose(logits)
+        ttft_s = time.perf_counter() - begin
+
+        put: Counter[str] = Counter()
+        if memory is not None:
+            put.update(memory.save(prompt, decoder.cache))
+        tokens, margin = decoder.continue_from(
+            logits,
+            first_token,
+            end_token=self._format.end_token,
+            count_max=self._task.new_tokens_max,
+        )
+        self.history = [*prompt, *self._format.close(tokens)]
+        if memory is not None:
+            put.update(memory.save(self.history[: decoder.held_tokens], decoder.cache))
+        return TurnReport(
+            question=question,
+            answer=self._format.text(tokens),
+            answer_tokens=tuple(tokens),
+            prompt_tokens=len(prompt),
+            computed_tokens=computed_tokens,
+            loaded_tokens=loaded.token_count,
+            ttft_s=ttft_s,
+            load_s=load_s,
+            loaded_bytes=loaded.size_bytes,
+            tokens_by_tier=loaded.tokens_by_tier,
+            get_statuses=loaded.statuses,
+            put_statuses=dict(put),
+            margin=margin,
+        )
+
+
+def run(task: WorkerTask, report: Callable[[TurnReport], None]) -> WorkerEnd:
+    """Does a whole task; calls ``report`` after each turn."""
+    folder = Path(task.checkpoint)
+    opened = open_checkpoint(folder, thread_count=task.thread_count)
+    with ExitStack() as stack:
+        client, memory = None, None
+        if task.address is not None:
+            layout = kv_layout(
+                opened.model,
+                "demo",
+                model_id=MODEL_ID,
+                weights_revision=read_revision(folder),
+                page_tokens=story.PAGE_TOKENS,
+            )
+            client = stack.enter_context(
+                Client(task.address, layouts=[layout], variants=(RAW_VARIANT,))
+            )
+            client.connect()
+            memory = PageMemory(client, layout)
+        worker = Worker(task, opened, memory)
+        for question in task.questions:
+            report(worker.answer(question))
+        return WorkerEnd(
+            history=tuple(worker.history),
+            held_tokens=worker.held_tokens,
+            transport="" if client is None else str(client.transport_name),
+        )
+
+
+def main() -> None:
+    """The process. Whatever libraries print goes to stderr: stdout carries messages alone."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    with out:
+        task = from_line(sys.stdin.readline())
+        if not isinstance(task, WorkerTask):
+            raise SystemExit("the first line must be a task")
+        end = run(task, lambda turn: print(to_line(turn), end="", file=out))
+        print(to_line(end), end="", file=out)
+
+
+if __name__ == "__main__":
+    main()
