@@ -92,12 +92,8 @@ def start(settings: Settings) -> int:
             )
         # Late: a refusal above should not wait for gRPC and numpy to load.
         from octavo_server import assembly
-        from octavo_server.store.nvme import StoreError
 
-        try:
-            return assembly.serve(settings)
-        except StoreError as error:
-            raise PlaceError(str(error)) from error
+        return assembly.serve(settings)
 
 
 def _parse(arguments: Sequence[str], program: str) -> tuple[Path | None, dict[str, object], bool]:

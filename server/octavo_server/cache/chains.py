@@ -19,10 +19,14 @@ class ChainView:
 
     namespace: int
     layout: SessionLayout
-    layout_index: int
     keys: NDArray[np.uint64]
     parent: NDArray[np.uint64] | None
     unlinked: bool
+
+    @property
+    def layout_number(self) -> int:
+        """Registry number of the layout in this namespace."""
+        return self.layout.numbers[self.namespace]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -51,7 +55,6 @@ def read_chain(session: Session, chain: cache_pb2.Chain, pages_max: int) -> Chai
     return ChainView(
         namespace=session.namespaces[chain.namespace_index],
         layout=session.layouts[chain.layout_index],
-        layout_index=chain.layout_index,
         keys=columns.read_keys("chain.keys", chain.keys, pages_max),
         parent=parent,
         unlinked=chain.unlinked,

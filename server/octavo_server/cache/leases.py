@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from octavo_server.cache.chains import ChainView
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.deadlines import Deadline, Deadlines
 from octavo_server.cache.limits import CacheLimits
@@ -30,11 +31,12 @@ class Hold:
 
     hold_id: int
     session: Session
-    layout_index: int
+    chain: ChainView
     rows: Rows
+    """By position; NO_ROW where nothing is held."""
+    pinned: Rows
     deadline: Deadline
-    used: bool = False
-    held_bytes: int = 0
+    held_bytes: int
 
 
 class Leases:
@@ -94,7 +96,13 @@ class Leases:
         return True
 
     def hold(
-        self, session: Session, layout_index: int, rows: Rows, held_bytes: int, duration_s: float
+        self,
+        session: Session,
+        chain: ChainView,
+        rows: Rows,
+        pinned: Rows,
+        held_bytes: int,
+        duration_s: float,
     ) -> Hold:
         """A hold over pages that it pins itself.
 
@@ -105,8 +113,8 @@ class Leases:
             raise LimitReached(f"the session has {len(session.holds)} holds, the limit")
         hold_id = self._take_id()
         deadline = self._deadlines.after(duration_s, lambda: self._expire_hold(hold_id))
-        hold = Hold(hold_id, session, layout_index, rows, deadline, held_bytes=held_bytes)
-        self._pins.pin(rows)
+        hold = Hold(hold_id, session, chain, rows, pinned, deadline, held_bytes)
+        self._pins.pin(pinned)
         self._holds[hold_id] = hold
         session.holds.add(hold_id)
         self._counters.add("holds_granted")
@@ -158,7 +166,7 @@ class Leases:
         del self._holds[hold.hold_id]
         hold.session.holds.discard(hold.hold_id)
         hold.deadline.cancel()
-        self._pins.unpin(hold.rows)
+        self._pins.unpin(hold.pinned)
 
     def _expire_lease(self, lease_id: int) -> None:
         lease = self._leases.get(lease_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -17,11 +18,14 @@ from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.cache.pins import Pins
 from octavo_server.cache.statuses import CORRUPT, MISSING, UNAVAILABLE
 from octavo_server.store.arena import rounded_up
-from octavo_server.store.nvme.store import NvmeStore, ReadRequest, UnitOutcome
+from octavo_server.store.nvme.bodies import ReadRequest, UnitOutcome
+from octavo_server.store.nvme.store import NvmeStore
 
 LOADS_MAX: Final = 128
 """Units being read at a time. A few times the depth of the device's queue, so that it never
 runs dry; what waits behind it holds no memory yet."""
+
+_MEASURED_BYTES: Final = 16 << 20
 
 
 class Loader:
@@ -49,6 +53,9 @@ class Loader:
         self._waiting: deque[tuple[int, int]] = deque()  # (page row, unit row)
         self._loading: dict[int, int] = {}  # unit row → page row, waiting ones included
         self._reading = 0
+        self._busy_since = 0.0
+        self._busy_bytes = 0
+        self.bytes_per_s: float | None = None  # measured over recent loads
 
     @property
     def depth(self) -> int:
@@ -109,9 +116,20 @@ class Loader:
                     tag=unit_row,
                 )
             )
+        if not self._reading:
+            self._busy_since, self._busy_bytes = time.monotonic(), 0
         self._reading += len(requests)
         if requests:
             self._store.read(requests, self._arrived)
+
+    def _measure(self, size_bytes: int) -> None:
+        """Keeps ``bytes_per_s``: a moving average over spells of at least 16 MiB."""
+        self._busy_bytes += size_bytes
+        now = time.monotonic()
+        if self._busy_bytes >= _MEASURED_BYTES and now > self._busy_since:
+            rate = self._busy_bytes / (now - self._busy_since)
+            self.bytes_per_s = 0.7 * self.bytes_per_s + 0.3 * rate if self.bytes_per_s else rate
+            self._busy_since, self._busy_bytes = now, 0
 
     def _give_up(self, items: list[tuple[int, int]]) -> None:
         for _, unit_row in items:
@@ -130,6 +148,7 @@ class Loader:
     def _arrived(self, outcomes: list[tuple[ReadRequest, UnitOutcome]]) -> None:
         table = self._table
         self._reading -= len(outcomes)
+        self._measure(sum(request.length for request, _ in outcomes))
         unit_rows = np.array([request.tag for request, _ in outcomes], dtype=np.int32)
         rows = np.array([self._loading.pop(int(unit)) for unit in unit_rows], dtype=np.int32)
         good = np.array([outcome is UnitOutcome.OK for _, outcome in outcomes], dtype=np.bool_)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_server.cache.arrivals import Arrivals
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.memory_tier import MemoryTier
 from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
@@ -23,7 +23,8 @@ from octavo_server.cache.pins import Pins
 from octavo_server.cache.reclaim import NO_ROWS, Reclaimer, TierColumns
 from octavo_server.eviction.policy import EvictionPolicy
 from octavo_server.store.arena import rounded_up
-from octavo_server.store.nvme.records import FORGET, PUT, RECORD
+from octavo_server.store.nvme.health import Room
+from octavo_server.store.nvme.records import RECORD, Kind, Records
 from octavo_server.store.nvme.store import NvmeStore
 
 _log = logging.getLogger(__name__)
@@ -44,14 +45,12 @@ class NvmeTier:
         store: NvmeStore,
         policy: EvictionPolicy,
         pins: Pins,
-        arrivals: Arrivals,
         counters: Counters,
     ) -> None:
         self.store: Final = store
         self._table: Final = table
         self._memory: Final = memory
         self._pins: Final = pins
-        self._arrivals: Final = arrivals
         self._counters: Final = counters
         columns = TierColumns(
             mask=table.nvme_mask,
@@ -108,32 +107,34 @@ class NvmeTier:
         if pending:
             await asyncio.wait(pending)
 
-    def withdraw(self, rows: Rows) -> asyncio.Task[None] | None:
-        """Takes pages off NVMe. At once they are not found there; their slots are free again when
-        the log says so too. Nobody may hold them. The task ends when that is durable.
+    def withdraw(self, rows: Rows, *, deleted: bool = False) -> asyncio.Task[None] | None:
+        """Takes pages off NVMe: from now on they are not found there.
+
+        Their slots are free again when the log says so too; then the task ends. A read that is
+        under way may find other bytes there by then, and fails its check. ``deleted``: somebody
+        asked for it, and it must be true after a crash as well.
         """
         table = self._table
         rows = rows[table.nvme_mask[rows] != 0]
         if not len(rows):
             return None
-        records = self._records(rows, FORGET)
+        records = self._records(rows)
         _, units = table.expanded(rows)
         table.set_nvme_mask(rows, np.zeros(len(rows), dtype=np.uint64))
         table.units.nvme_offset[units] = NOWHERE
-        return self._start(self._forget(records))
+        return self._start(self._forget(records, deleted=deleted))
 
-    def live_records(self) -> NDArray[np.void]:
-        """A PUT record for every unit on NVMe: the state that a snapshot of the log holds."""
-        rows = self._table.live_rows()
-        return self._records(rows[self._table.nvme_mask[rows] != 0], PUT)
+    def forget_records(self, records: Records) -> None:
+        """Takes units off NVMe that no row stands for."""
+        self._start(self._forget(records))
 
     async def close(self) -> None:
         """Waits for writes and withdrawals under way."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _start(self, coroutine: object) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+    def _start(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -193,7 +194,7 @@ class NvmeTier:
         owners, units, offsets, lengths = owners[keep], units[keep], offsets[keep], lengths[keep]
         failed = unplaced
         if len(units):
-            records = self._records_of(rows, owners, units, offsets, PUT)
+            records = self._records_of(rows, owners, units, offsets)
             places = table.units.memory_offset[units].tolist()
             bodies = [
                 self._memory.arena.view(place, rounded_up(length))
@@ -211,7 +212,6 @@ class NvmeTier:
             if spoiled.any():
                 logged = records[spoiled & written]
                 store.free(offsets[spoiled & ~written])
-                logged["kind"] = FORGET
                 await self._forget(logged)
         self._counters.add("nvme_written_pages", int((~failed).sum()))
         self._counters.add("nvme_write_failed_pages", int(failed.sum()))
@@ -219,7 +219,7 @@ class NvmeTier:
     async def _place(self, lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
         """A slot for each unit, evicting others as needed; NOWHERE where there is no room."""
         offsets = self.store.allocate(lengths)
-        while (offsets == NOWHERE).any() and self.store.accepts_writes:
+        while (offsets == NOWHERE).any() and self.store.room is Room.AVAILABLE:
             missing = np.flatnonzero(offsets == NOWHERE)
             victims = self._reclaimer.victims(int(lengths[missing[0]]), len(missing))
             if not len(victims):
@@ -232,15 +232,15 @@ class NvmeTier:
             offsets[missing] = self.store.allocate(lengths[missing])
         return offsets
 
-    async def _forget(self, records: NDArray[np.void]) -> None:
+    async def _forget(self, records: Records, *, deleted: bool = False) -> None:
         """Withdraw before free, in the log too."""
         if len(records):
-            await self.store.forget(records)
+            await self.store.forget(records, deleted=deleted)
             self.store.free(records["offset"].astype(np.int64))
 
-    def _records(self, rows: Rows, kind: int) -> NDArray[np.void]:
+    def _records(self, rows: Rows) -> Records:
         owners, units = self._table.expanded(rows)
-        return self._records_of(rows, owners, units, self._table.units.nvme_offset[units], kind)
+        return self._records_of(rows, owners, units, self._table.units.nvme_offset[units])
 
     def _records_of(
         self,
@@ -248,12 +248,11 @@ class NvmeTier:
         owners: NDArray[np.int64],
         units: NDArray[np.int32],
         offsets: NDArray[np.int64],
-        kind: int,
-    ) -> NDArray[np.void]:
+    ) -> Records:
         table = self._table
         pages = rows[owners]
         records = np.zeros(len(units), dtype=RECORD)
-        records["kind"] = kind
+        records["kind"] = Kind.PUT
         records["unit"] = units - table.unit_base[pages]
         records["unit_count"] = table.unit_count[pages]
         records["variant"] = table.variant[pages]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from octavo_proto.layout import Layout
-from octavo_server.cache.session import SessionLayout
 from octavo_server.errors import SessionRefusedError
 from octavo_server.store.nvme.store import NvmeStore
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLayout:
+    """A layout of one namespace, its registry number and its fingerprint."""
+
+    number: int
+    layout: Layout
+    fingerprint: bytes
 
 
 class Registry:
@@ -20,12 +29,12 @@ class Registry:
     def __init__(self, store: NvmeStore | None) -> None:
         self._store: Final = store
         self._namespaces: dict[str, int] = {}
-        self._layouts: dict[int, SessionLayout] = {}
+        self._layouts: dict[int, KnownLayout] = {}
         self._numbers: dict[tuple[int, str], int] = {}
         if store is not None:
             self._namespaces = {name: number for number, name in store.namespaces.items()}
-            for number, (namespace, layout) in store.layouts.items():
-                self._add(number, namespace, layout)
+            for number, layout in store.layouts.items():
+                self._add(number, store.registry.layout_namespaces[number], layout)
 
     @property
     def namespace_count(self) -> int:
@@ -43,7 +52,7 @@ class Registry:
             self._namespaces[name] = number
         return number
 
-    async def layout(self, namespace: int, layout: Layout) -> SessionLayout:
+    async def layout(self, namespace: int, layout: Layout) -> KnownLayout:
         """The layout under its name; a new one is made durable first.
 
         Raises:
@@ -71,8 +80,8 @@ class Registry:
         """Fingerprint of a layout by its number."""
         return self._layouts[number].fingerprint
 
-    def _add(self, number: int, namespace: int, layout: Layout) -> SessionLayout:
-        known = SessionLayout(number, layout, layout.fingerprint())
+    def _add(self, number: int, namespace: int, layout: Layout) -> KnownLayout:
+        known = KnownLayout(number, layout, layout.fingerprint())
         self._layouts[number] = known
         self._numbers[namespace, layout.name] = number
         return known

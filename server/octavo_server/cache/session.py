@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +13,9 @@ from octavo_proto.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class SessionLayout:
-    """A layout as the session named it, with its registry number."""
+    """A layout as the session named it, with its registry number in each of its namespaces."""
 
-    number: int
+    numbers: Mapping[int, int]
     layout: Layout
     fingerprint: bytes
 

@@ -128,10 +128,27 @@ class StagingRing:
         self.size_bytes: Final = size_bytes
         self.fd: Final = self._memory.fd
         self.address: Final = self._memory.address
+        self._users = 0
+        self._closing = False
+
+    def begin_use(self) -> None:
+        """A copy out of the ring begins: the ring stays until ``end_use``."""
+        assert not self._closing, "a ring was used after its session had ended"
+        self._users += 1
+
+    def end_use(self) -> None:
+        """A copy has ended."""
+        self._users -= 1
+        if self._closing and not self._users:
+            self._memory.close()
 
     def close(self) -> None:
-        """Unmaps the ring. No copy out of it may be in progress."""
-        self._memory.close()
+        """Unmaps the ring, as soon as no copy out of it is in progress."""
+        if self._closing:
+            return
+        self._closing = True
+        if not self._users:
+            self._memory.close()
 
 
 def copy_and_digest(source_address: int, target: memoryview, target_address: int, seed: int) -> int:

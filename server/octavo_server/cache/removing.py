@@ -1,0 +1,80 @@
+"""Delete, Clear, quarantine, and letting go of what was withdrawn while in use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_server.cache.chains import ChainView, check_distinct
+from octavo_server.cache.matching import is_pending
+from octavo_server.cache.page_table import Rows
+from octavo_server.cache.session import Session
+from octavo_server.cache.statuses import DONE, MISSING, PENDING
+
+if TYPE_CHECKING:
+    from octavo_server.cache.page_cache import PageCache
+
+
+async def delete(cache: PageCache, session: Session, chain: ChainView) -> NDArray[np.uint8]:
+    """See ``PageCache.delete``. Deleting needs no readable variant, only the namespace."""
+    check_distinct(chain.keys)
+    rows = cache.table.find(chain.keys, chain.namespace)
+    statuses = np.full(len(rows), MISSING, dtype=np.uint8)
+    if not cache.table.high_water:
+        return statuses
+    table = cache.table
+    statuses[(rows >= 0) & ((table.memory_mask[rows] | table.nvme_mask[rows]) != 0)] = DONE
+    statuses[is_pending(cache, rows)] = PENDING
+    await _remove(cache, rows[statuses == DONE])
+    return statuses
+
+
+async def clear(cache: PageCache, namespace: int, layout: int | None) -> int:
+    """See ``PageCache.clear``. Pages being written are removed as well: their puts expire."""
+    table = cache.table
+    rows = table.live_rows()
+    chosen = (table.namespace[rows] == namespace) & ~table.withdrawn[rows]
+    if layout is not None:
+        chosen &= table.layout[rows] == layout
+    rows = rows[chosen]
+    counted = (table.memory_mask[rows] | table.nvme_mask[rows]) == table.full_mask[rows]
+    await _remove(cache, rows)
+    return int(counted.sum())
+
+
+def quarantine(cache: PageCache, rows: Rows) -> None:
+    """A page's bytes failed their check on NVMe: it is never read from there again."""
+    cache.counters.add("quarantined_pages", len(rows))
+    assert cache.nvme is not None
+    cache.nvme.withdraw(rows)
+
+
+def drop_content(cache: PageCache, rows: Rows) -> None:
+    """Takes pages out of all tiers; their rows stay. Nobody may hold or write them."""
+    cache.memory.drop(rows)
+    if cache.nvme is not None:
+        cache.nvme.withdraw(rows)
+
+
+def let_go(cache: PageCache, rows: Rows) -> None:
+    """Nothing needs these any more: they were withdrawn, or nothing is left of them."""
+    drop_content(cache, rows)
+    cache.table.drop_unused(rows)
+
+
+async def _remove(cache: PageCache, rows: Rows) -> None:
+    """Makes pages unfindable now, and returns when a restart can't bring them back either."""
+    cache.counters.add("deleted_pages", len(rows))
+    table = cache.table
+    forgotten = cache.nvme.withdraw(rows, deleted=True) if cache.nvme is not None else None
+    busy = (table.pins[rows] != 0) | (table.reserved_mask[rows] != 0)
+    # What is leased or being filled keeps its memory until that ends, but nobody finds it.
+    table.withdraw(rows[busy])
+    idle = rows[~busy]
+    cache.memory.drop(idle)
+    table.drop_unused(idle)
+    if forgotten is not None:
+        await asyncio.shield(forgotten)

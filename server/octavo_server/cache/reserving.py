@@ -1,0 +1,196 @@
+"""Reserve: which units of a chain are missing, and places for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_server.cache import removing
+from octavo_server.cache.chains import ChainView, check_distinct
+from octavo_server.cache.matching import is_present
+from octavo_server.cache.page_table import NO_ROW, NOWHERE, Rows
+from octavo_server.cache.reservations import Reservation
+from octavo_server.cache.session import Session
+from octavo_server.cache.statuses import (
+    ALREADY_PRESENT,
+    NO_ROOM,
+    PENDING,
+    REJECTED,
+    RESERVED,
+    TOO_LARGE,
+)
+
+if TYPE_CHECKING:
+    from octavo_server.cache.page_cache import PageCache
+
+
+@dataclass(frozen=True, slots=True)
+class ReservePages:
+    """Units that a session wants to put.
+
+    ``units``: unit indices, the same for each page. ``lengths``: bytes, shape [pages, units].
+    ``variants``: one a page.
+    """
+
+    chain: ChainView
+    units: NDArray[np.int32]
+    lengths: NDArray[np.uint32]
+    variants: NDArray[np.uint16]
+    duration_s: float
+
+
+def reserve(
+    cache: PageCache, session: Session, request: ReservePages
+) -> tuple[Reservation | None, NDArray[np.uint8]]:
+    """See ``PageCache.reserve``."""
+    chain, table = request.chain, cache.table
+    check_distinct(chain.keys)
+    cache.reservations.check_room(session)
+    rows = table.find(chain.keys, chain.namespace)
+    rows, parent_row = _complete_rows(cache, chain, rows)
+    _clear_unreadable(cache, session, request, rows)
+    # Pinned, so that making room for the chain's own units can't evict the chain. All of
+    # them, new rows included: a row without anything would otherwise be given back below.
+    cache.pins.pin(rows)
+    try:
+        statuses = _statuses(cache, session, request, rows)
+        reserved_bytes = _place(cache, request, rows, statuses)
+        cache.policy.touch(rows)
+        reservation = None
+        if reserved_bytes:
+            bits = np.uint64(1) << request.units.astype(np.uint64)
+            masks = np.where(statuses == RESERVED, bits[None, :], np.uint64(0))
+            merged = np.bitwise_or.reduce(masks, axis=1)
+            reserved_rows = np.where(merged != 0, rows, np.int32(NO_ROW)).astype(np.int32)
+            reservation = cache.reservations.make(
+                session, chain.layout, reserved_rows, merged, reserved_bytes, request.duration_s
+            )
+    finally:
+        cache.pins.unpin(rows)
+        cache.pins.settle(parent_row)
+    counts = np.bincount(statuses.ravel(), minlength=16)
+    cache.counters.add("put_units_reserved", int(counts[RESERVED]))
+    cache.counters.add("put_units_present", int(counts[ALREADY_PRESENT]))
+    cache.counters.add("put_units_refused", int(counts[[NO_ROOM, TOO_LARGE, REJECTED]].sum()))
+    return reservation, statuses
+
+
+def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows, Rows]:
+    """Rows for all pages of the chain, linked to each other; and the row before the first one."""
+    table = cache.table
+    before = np.empty(0, dtype=np.int32)
+    first_depth = 0
+    if chain.parent is not None and not chain.unlinked:
+        before = table.find(chain.parent, chain.namespace)
+        if before[0] == NO_ROW:
+            # Not here (any more). An empty row stands for it, so that the chain stays one.
+            before = table.add(
+                chain.parent, chain.namespace, chain.layout_number, 1, np.zeros(1, np.uint32)
+            )
+        first_depth = int(table.depth[before[0]]) + 1
+    missing = np.flatnonzero(rows == NO_ROW)
+    depths = np.arange(first_depth, first_depth + len(chain), dtype=np.uint32)
+    if chain.unlinked:
+        depths[:] = 0
+    if len(missing):
+        rows = rows.copy()
+        rows[missing] = table.add(
+            chain.keys[missing],
+            chain.namespace,
+            chain.layout_number,
+            chain.layout.layout.unit_count,
+            depths[missing],
+        )
+    if not chain.unlinked:
+        parents = np.concatenate([before if len(before) else [NO_ROW], rows[:-1]]).astype(np.int32)
+        # A row gets its parent once, and only one that lies right above it: depth falls along
+        # every link, so that no request, however strange, can make a chain a circle.
+        unlinked = (table.parent[rows] == NO_ROW) & (parents != NO_ROW)
+        unlinked &= table.depth[rows] == table.depth[parents].astype(np.int64) + 1
+        table.link(rows[unlinked], parents[unlinked])
+    return rows, before
+
+
+def _clear_unreadable(
+    cache: PageCache, session: Session, request: ReservePages, rows: Rows
+) -> None:
+    """Drops what this put is going to replace: complete pages in a variant that the session
+    can't read, and incomplete ones that were begun in another variant. What somebody holds or
+    writes stays.
+    """
+    table = cache.table
+    here = table.memory_mask[rows] | table.nvme_mask[rows]
+    complete = here == table.full_mask[rows]
+    in_way = np.where(
+        complete,
+        ~session.can_read(table.variant[rows]),
+        (here != 0) & (table.variant[rows] != request.variants),
+    )
+    in_way &= (table.pins[rows] == 0) & (table.reserved_mask[rows] == 0)
+    if in_way.any():
+        removing.drop_content(cache, rows[in_way])
+
+
+def _statuses(
+    cache: PageCache, session: Session, request: ReservePages, rows: Rows
+) -> NDArray[np.uint8]:
+    """A status for each unit of each page, before places are sought: shape [pages, units]."""
+    table = cache.table
+    shape = (len(rows), len(request.units))
+    bits = np.uint64(1) << request.units.astype(np.uint64)
+    statuses = np.full(shape, RESERVED, dtype=np.uint8)
+    statuses[request.lengths > cache.memory.unit_bytes_max] = TOO_LARGE
+    here = table.memory_mask[rows] | table.nvme_mask[rows]
+    begun = (here != 0) | (table.reserved_mask[rows] != 0)
+    statuses[begun & (table.variant[rows] != request.variants)] = PENDING
+    statuses[(table.reserved_mask[rows][:, None] & bits[None, :]) != 0] = PENDING
+    statuses[(here[:, None] & bits[None, :]) != 0] = ALREADY_PRESENT
+    complete = here == table.full_mask[rows]
+    readable = is_present(cache, session, request.chain, rows)
+    statuses[complete & readable] = ALREADY_PRESENT
+    # Complete, not readable, and in use: it can't be replaced now.
+    statuses[complete & ~readable] = REJECTED
+    return statuses
+
+
+def _place(cache: PageCache, request: ReservePages, rows: Rows, statuses: NDArray[np.uint8]) -> int:
+    """Finds places for what is RESERVED in ``statuses``, which it corrects where there are none.
+
+    Returns the bytes of the places.
+    """
+    table = cache.table
+    if not request.chain.unlinked:
+        # Behind a page that can't be put whole, nothing would ever be found.
+        refused = (statuses == TOO_LARGE) | (statuses == REJECTED)
+        blocked = refused.any(axis=1)
+        behind = np.cumsum(blocked) - blocked > 0
+        statuses[behind[:, None] & (statuses == RESERVED)] = NO_ROOM
+    pages, columns = np.nonzero(statuses == RESERVED)
+    lengths = request.lengths[pages, columns]
+    slot_bytes = -(-lengths.astype(np.int64) // 4096) * 4096
+    affordable = int(
+        np.searchsorted(np.cumsum(slot_bytes), cache.reservations.bytes_left, side="right")
+    )
+    places = np.full(len(pages), NOWHERE, dtype=np.int64)
+    places[:affordable] = cache.memory.place(lengths[:affordable])
+    unplaced = places == NOWHERE
+    if unplaced.any():
+        lacking = np.zeros(len(rows), dtype=np.bool_)
+        lacking[pages[unplaced]] = True
+        if not request.chain.unlinked:
+            lacking[int(np.argmax(lacking)) :] = True
+        dropped = lacking[pages]
+        cache.memory.arena.slots.free(places[dropped & ~unplaced])
+        statuses[pages[dropped], columns[dropped]] = NO_ROOM
+        kept = ~dropped
+        pages, columns, lengths = pages[kept], columns[kept], lengths[kept]
+        places, slot_bytes = places[kept], slot_bytes[kept]
+    unit_rows = table.unit_base[rows[pages]] + request.units[columns]
+    table.units.memory_offset[unit_rows] = places
+    table.units.length[unit_rows] = lengths
+    begun = np.unique(pages)
+    table.variant[rows[begun]] = request.variants[begun]
+    return int(slot_bytes.sum())

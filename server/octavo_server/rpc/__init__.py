@@ -1,0 +1,1 @@
+"""The gRPC services, sessions, and the broker of shared memory."""

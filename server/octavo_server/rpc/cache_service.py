@@ -1,0 +1,412 @@
+"""The Cache service: requests in, plain calls of the page cache, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_proto import columns, limits
+from octavo_proto.v1 import cache_pb2, cache_pb2_grpc
+from octavo_server.cache import matching
+from octavo_server.cache.chains import ChainView, read_chain, unit_indices
+from octavo_server.cache.filling import FilledUnits
+from octavo_server.cache.getting import GetPages
+from octavo_server.cache.page_cache import PageCache
+from octavo_server.cache.reserving import ReservePages
+from octavo_server.cache.session import Session
+from octavo_server.cache.statuses import EXPIRED
+from octavo_server.errors import RequestError, Unavailable
+from octavo_server.rpc.delivery import Delivery, GrantDelivery, InlineDelivery
+from octavo_server.rpc.put import receive_units
+from octavo_server.rpc.sessions import Sessions
+from octavo_server.rpc.status import Context, answered, streamed
+
+GET_WAIT_S_MAX: Final = 600.0
+"""A get that names no deadline of its own ends after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the node says of itself when a session opens."""
+
+    node_id: str
+    boot_id: str
+    version: str
+    features: tuple[str, ...]
+    broker_path: str
+
+
+class CacheService(cache_pb2_grpc.CacheServicer):
+    """Checks requests and hands them to the cache; see ``cache.proto`` for what each promises."""
+
+    def __init__(self, cache: PageCache, sessions: Sessions, facts: NodeFacts) -> None:
+        self._cache = cache
+        self._sessions = sessions
+        self._facts = facts
+
+    def _refused(self) -> None:
+        self._cache.counters.add("requests_refused")
+
+    def _chain(self, session: Session, chain: cache_pb2.Chain) -> ChainView:
+        return read_chain(session, chain, self._cache.limits.chain_pages_max)
+
+    async def OpenSession(  # noqa: N802 - named by the protocol, like all below
+        self, request: cache_pb2.OpenSessionRequest, context: Context
+    ) -> cache_pb2.OpenSessionResponse:
+        def refused() -> None:
+            self._cache.counters.add("sessions_refused")
+
+        session, namespaces = await answered(context, refused, self._sessions.open(request))
+        facts, arena = self._facts, self._cache.memory.arena
+        response = cache_pb2.OpenSessionResponse(
+            session_id=session.session_id,
+            node_id=facts.node_id,
+            boot_id=facts.boot_id,
+            server=f"octavo/{facts.version}",
+            namespaces=namespaces,
+            layout_fingerprints=b"".join(entry.fingerprint for entry in session.layouts),
+            limits=self._limits(),
+            features=facts.features,
+        )
+        if request.want_shared_memory and facts.broker_path:
+            response.shared_memory.CopyFrom(
+                cache_pb2.SharedMemory(
+                    broker_path=facts.broker_path,
+                    ticket=self._sessions.issue_ticket(session),
+                    segment_bytes=arena.segment_bytes,
+                    segment_count=len(arena.segments),
+                )
+            )
+        return response
+
+    async def CloseSession(  # noqa: N802
+        self, request: cache_pb2.CloseSessionRequest, context: Context
+    ) -> cache_pb2.CloseSessionResponse:
+        async def work() -> cache_pb2.CloseSessionResponse:
+            self._sessions.find(request.session_id)
+            self._sessions.close(request.session_id)
+            return cache_pb2.CloseSessionResponse()
+
+        return await answered(context, self._refused, work())
+
+    async def Match(  # noqa: N802
+        self, request: cache_pb2.MatchRequest, context: Context
+    ) -> cache_pb2.MatchResponse:
+        async def work() -> cache_pb2.MatchResponse:
+            session = self._sessions.find(request.session_id)
+            chain = self._chain(session, request.chain)
+            found = self._cache.match(session, chain)
+            response = cache_pb2.MatchResponse(
+                page_count=found.page_count, pending_count=found.pending_count
+            )
+            if chain.unlinked:
+                response.present = columns.write(found.present, columns.U8)
+            else:
+                response.runs.extend(self._runs(found))
+            if request.hold:
+                duration_s = _duration(request.hold_ms, self._cache.limits.hold_s)
+                hold = self._cache.hold(session, chain, found, duration_s)
+                if hold is not None:
+                    response.hold_id = hold.hold_id
+                    response.hold_ms = int(duration_s * 1000)
+            return response
+
+        return await answered(context, self._refused, work())
+
+    async def Get(  # noqa: N802
+        self, request: cache_pb2.GetRequest, context: Context
+    ) -> AsyncIterator[cache_pb2.GetResponse]:
+        async for response in streamed(context, self._refused, self._get(request, context)):
+            yield response
+
+    async def _get(
+        self, request: cache_pb2.GetRequest, context: Context
+    ) -> AsyncIterator[cache_pb2.GetResponse]:
+        cache = self._cache
+        session = self._sessions.find(request.session_id)
+        hold = None
+        if request.hold_id:
+            hold = cache.leases.find_hold(session, request.hold_id)
+            if hold is None:
+                statuses = columns.write([EXPIRED], columns.U8)
+                yield cache_pb2.GetResponse(outcome=cache_pb2.GetOutcome(statuses=statuses))
+                return
+        chain = hold.chain if hold is not None else self._chain(session, request.chain)
+        if request.first_position > len(chain):
+            raise RequestError(
+                f"first_position is {request.first_position}; the chain has {len(chain)} pages"
+            )
+        delivery = self._delivery(session, request)
+        asked = GetPages(
+            chain=chain,
+            hold=hold,
+            first_position=request.first_position,
+            units=unit_indices(request.unit_mask, chain.layout),
+            wait_pending=request.wait_pending,
+            until_s=cache.deadlines.now() + _wait(request, context),
+            lease_s=_duration(request.lease_ms, cache.limits.lease_s),
+        )
+        async for item in cache.get(session, asked):
+            for response in delivery.responses(asked, item):
+                yield response
+
+    def _delivery(self, session: Session, request: cache_pb2.GetRequest) -> Delivery:
+        if request.delivery == cache_pb2.DELIVERY_INLINE:
+            return InlineDelivery(self._cache, session)
+        if request.delivery != cache_pb2.DELIVERY_GRANTS:
+            raise RequestError(f"delivery is {request.delivery}, allowed: GRANTS, INLINE")
+        if not session.attached:
+            raise RequestError("grants need shared memory: this session never connected to it")
+        return GrantDelivery(self._cache)
+
+    async def Release(  # noqa: N802
+        self, request: cache_pb2.ReleaseRequest, context: Context
+    ) -> cache_pb2.ReleaseResponse:
+        async def work() -> cache_pb2.ReleaseResponse:
+            session = self._sessions.find(request.session_id)
+            leases = self._cache.leases
+            held = [
+                leases.release(session, lease_id)
+                for lease_id in _ids("lease_ids", request.lease_ids)
+            ]
+            held += [
+                leases.release_hold(session, hold_id)
+                for hold_id in _ids("hold_ids", request.hold_ids)
+            ]
+            return cache_pb2.ReleaseResponse(held=columns.write(held, columns.U8))
+
+        return await answered(context, self._refused, work())
+
+    async def Renew(  # noqa: N802
+        self, request: cache_pb2.RenewRequest, context: Context
+    ) -> cache_pb2.RenewResponse:
+        async def work() -> cache_pb2.RenewResponse:
+            session = self._sessions.find(request.session_id)
+            cache, bounds = self._cache, self._cache.limits
+            renewed: list[bool] = []
+            for name, ids, renew, limit_s in (
+                ("lease_ids", request.lease_ids, cache.leases.renew, bounds.lease_s),
+                ("hold_ids", request.hold_ids, cache.leases.renew_hold, bounds.hold_s),
+                (
+                    "reservation_ids",
+                    request.reservation_ids,
+                    cache.reservations.renew,
+                    bounds.reservation_s,
+                ),
+            ):
+                duration_s = _duration(request.duration_ms, limit_s)
+                renewed += [renew(session, number, duration_s) for number in _ids(name, ids)]
+            return cache_pb2.RenewResponse(renewed=columns.write(renewed, columns.U8))
+
+        return await answered(context, self._refused, work())
+
+    async def Reserve(  # noqa: N802
+        self, request: cache_pb2.ReserveRequest, context: Context
+    ) -> cache_pb2.ReserveResponse:
+        async def work() -> cache_pb2.ReserveResponse:
+            if self._sessions.draining:
+                raise Unavailable("the node is shutting down and takes no puts")
+            session = self._sessions.find(request.session_id)
+            chain = self._chain(session, request.chain)
+            asked = _reserve_pages(request, session, chain, self._cache.limits.reservation_s)
+            reservation, statuses = self._cache.reserve(session, asked)
+            response = cache_pb2.ReserveResponse(statuses=columns.write(statuses, columns.U8))
+            if reservation is not None:
+                response.reservation_id = reservation.reservation_id
+                response.reservation_ms = int(asked.duration_s * 1000)
+            return response
+
+        return await answered(context, self._refused, work())
+
+    async def Commit(  # noqa: N802
+        self, request: cache_pb2.CommitRequest, context: Context
+    ) -> cache_pb2.CommitResponse:
+        async def work() -> cache_pb2.CommitResponse:
+            session = self._sessions.find(request.session_id)
+            positions = columns.read("positions", request.positions, columns.U32)
+            count = len(positions)
+            filled = FilledUnits(
+                positions=positions.astype(np.int64),
+                units=columns.read("units", request.units, columns.U8, count).astype(np.int64),
+                ring_offsets=columns.read(
+                    "ring_offsets", request.ring_offsets, columns.U64, count
+                ).astype(np.int64),
+                lengths=columns.read("lengths", request.lengths, columns.U32, count).astype(
+                    np.int64
+                ),
+            )
+            reservation = self._cache.reservations.find(session, request.reservation_id)
+            if reservation is None:
+                statuses = np.full(count, EXPIRED, dtype=np.uint8)
+            else:
+                ring = self._sessions.ring(session)
+                statuses = await self._cache.commit(reservation, filled, ring)
+                if request.last:
+                    self._cache.reservations.end(reservation)
+            return cache_pb2.CommitResponse(statuses=columns.write(statuses, columns.U8))
+
+        return await answered(context, self._refused, work())
+
+    async def Put(  # noqa: N802
+        self, request_iterator: AsyncIterator[cache_pb2.PutRequest], context: Context
+    ) -> cache_pb2.PutResponse:
+        work = receive_units(self._cache, self._sessions, request_iterator)
+        return await answered(context, self._refused, work)
+
+    async def Abort(  # noqa: N802
+        self, request: cache_pb2.AbortRequest, context: Context
+    ) -> cache_pb2.AbortResponse:
+        async def work() -> cache_pb2.AbortResponse:
+            session = self._sessions.find(request.session_id)
+            reservation = self._cache.reservations.find(session, request.reservation_id)
+            if reservation is not None:
+                self._cache.reservations.end(reservation)
+            return cache_pb2.AbortResponse(held=reservation is not None)
+
+        return await answered(context, self._refused, work())
+
+    async def Delete(  # noqa: N802
+        self, request: cache_pb2.DeleteRequest, context: Context
+    ) -> cache_pb2.DeleteResponse:
+        async def work() -> cache_pb2.DeleteResponse:
+            session = self._sessions.find(request.session_id)
+            statuses = await self._cache.delete(session, self._chain(session, request.chain))
+            return cache_pb2.DeleteResponse(statuses=columns.write(statuses, columns.U8))
+
+        return await answered(context, self._refused, work())
+
+    async def Clear(  # noqa: N802
+        self, request: cache_pb2.ClearRequest, context: Context
+    ) -> cache_pb2.ClearResponse:
+        async def work() -> cache_pb2.ClearResponse:
+            session = self._sessions.find(request.session_id)
+            index = request.namespace_index
+            if index >= len(session.namespaces):
+                raise RequestError(
+                    f"namespace_index is {index}; the session has "
+                    f"{len(session.namespaces)} namespaces"
+                )
+            namespace = session.namespaces[index]
+            layout = None
+            if request.layout_fingerprint:
+                layout = next(
+                    (
+                        entry.numbers[namespace]
+                        for entry in session.layouts
+                        if entry.fingerprint == request.layout_fingerprint
+                    ),
+                    None,
+                )
+                if layout is None:
+                    raise RequestError("layout_fingerprint is none of the session's layouts")
+            count = await self._cache.clear(namespace, layout)
+            return cache_pb2.ClearResponse(page_count=count)
+
+        return await answered(context, self._refused, work())
+
+    async def Flush(  # noqa: N802
+        self, request: cache_pb2.FlushRequest, context: Context
+    ) -> cache_pb2.FlushResponse:
+        async def work() -> cache_pb2.FlushResponse:
+            session = self._sessions.find(request.session_id)
+            answer = await self._cache.flush(session.namespaces)
+            return cache_pb2.FlushResponse(
+                durable_pages=answer.durable_pages, volatile_pages=answer.volatile_pages
+            )
+
+        return await answered(context, self._refused, work())
+
+    def _limits(self) -> cache_pb2.Limits:
+        bounds = self._cache.limits
+        return cache_pb2.Limits(
+            chain_pages_max=bounds.chain_pages_max,
+            message_bytes_max=limits.MESSAGE_BYTES_MAX,
+            unit_bytes_max=self._cache.memory.unit_bytes_max,
+            staging_ring_bytes=self._sessions.ring_bytes,
+            lease_ms_max=int(bounds.lease_s * 1000),
+            hold_ms_max=int(bounds.hold_s * 1000),
+            reservation_ms_max=int(bounds.reservation_s * 1000),
+            leases_max=bounds.leases_max,
+            holds_max=bounds.holds_max,
+            reservations_max=bounds.reservations_max,
+            session_idle_ms=int(self._sessions.idle_s * 1000),
+        )
+
+    def _runs(self, found: matching.Match) -> list[cache_pb2.Run]:
+        """Stretches of the prefix that lie in the same tier."""
+        in_memory = found.in_memory
+        begins = np.flatnonzero(np.diff(in_memory.astype(np.int8), prepend=-1))
+        runs: list[cache_pb2.Run] = []
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(in_memory)], strict=True):
+            run = cache_pb2.Run(page_count=end - begin, tier=cache_pb2.TIER_MEMORY)
+            if not in_memory[begin]:
+                run.tier = cache_pb2.TIER_NVME
+                run.load_us = int(matching.load_seconds(self._cache, found.rows[begin:end]) * 1e6)
+            runs.append(run)
+        return runs
+
+
+def _reserve_pages(
+    request: cache_pb2.ReserveRequest, session: Session, chain: ChainView, limit_s: float
+) -> ReservePages:
+    units = unit_indices(request.unit_mask, chain.layout)
+    pages = len(chain)
+    lengths = columns.read("unit_lengths", request.unit_lengths, columns.U32)
+    if len(lengths) == 1:
+        lengths = np.broadcast_to(lengths, (pages, len(units)))
+    elif len(lengths) == pages * len(units):
+        lengths = lengths.reshape(pages, len(units))
+    elif len(lengths) == pages:
+        lengths = np.broadcast_to(lengths[:, None], (pages, len(units)))
+    else:
+        raise RequestError(
+            f"unit_lengths has {len(lengths)} rows; for {pages} pages of {len(units)} wanted units "
+            f"it must have 1, {pages} or {pages * len(units)}"
+        )
+    if lengths.size and not lengths.all():
+        raise RequestError("unit_lengths: a unit of 0 bytes")
+    variants = columns.read("variants", request.variants, columns.U16)
+    if len(variants) not in (1, pages):
+        raise RequestError(f"variants has {len(variants)} rows, must have 1 or {pages}")
+    if len(variants) and not variants.all():
+        raise RequestError("variants: 0 is no variant")
+    variants = np.array(np.broadcast_to(variants, (pages,)))
+    _check_writable(session, variants)
+    return ReservePages(
+        chain=chain,
+        units=units,
+        lengths=lengths,
+        variants=variants,
+        duration_s=_duration(request.reservation_ms, limit_s),
+    )
+
+
+def _check_writable(session: Session, variants: NDArray[np.uint16]) -> None:
+    readable = session.can_read(variants)
+    if not readable.all():
+        variant = int(variants[int(np.argmin(readable))])
+        raise RequestError(f"variants: {variant} is none that this session said it can read")
+
+
+def _ids(name: str, data: bytes) -> list[int]:
+    ids: list[int] = columns.read(name, data, columns.U64).tolist()
+    return ids
+
+
+def _duration(asked_ms: int, limit_s: float) -> float:
+    return min(asked_ms / 1000, limit_s) if asked_ms else limit_s
+
+
+def _wait(request: cache_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]) -> float:
+    """Seconds until a get stops waiting: a little before its call's deadline, so that the
+    outcome still arrives."""
+    remaining = context.time_remaining()
+    left_s = (
+        GET_WAIT_S_MAX if remaining is None else max(0.0, min(remaining, GET_WAIT_S_MAX) * 0.95)
+    )
+    return min(left_s, request.wait_ms / 1000) if request.wait_ms else left_s

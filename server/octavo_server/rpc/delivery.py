@@ -1,0 +1,114 @@
+"""How granted pages reach the client: as grants into shared memory, or as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from octavo_proto import columns
+from octavo_proto.limits import INLINE_PIECE_BYTES
+from octavo_proto.v1 import cache_pb2
+from octavo_server.cache.getting import GetPages, Grant, Outcome
+from octavo_server.cache.page_cache import PageCache
+from octavo_server.cache.session import Session
+from octavo_server.cache.statuses import DONE, EXPIRED, GRANTED
+
+
+class Delivery(Protocol):
+    """Turns what a get yields into messages."""
+
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+        """Messages for one item."""
+        ...
+
+
+class GrantDelivery:
+    """Says where the units lie; the client copies, then releases the lease."""
+
+    def __init__(self, cache: PageCache) -> None:
+        self._cache = cache
+
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+        if isinstance(item, Outcome):
+            yield _outcome(item.statuses)
+            return
+        table, arena = self._cache.table, self._cache.memory.arena
+        unit_rows = table.unit_rows(item.rows, asked.units).ravel()
+        per_page = len(asked.units)
+        places = table.units.memory_offset[unit_rows]
+        lengths = table.units.length[unit_rows]
+        segments = places // arena.segment_bytes
+        self._cache.counters.add("get_bytes", int(lengths.sum()))
+        yield cache_pb2.GetResponse(
+            grants=cache_pb2.GrantBatch(
+                lease_id=item.lease.lease_id,
+                lease_ms=int(asked.lease_s * 1000),
+                positions=columns.write(np.repeat(item.positions, per_page), columns.U32),
+                units=columns.write(np.tile(asked.units, len(item.rows)), columns.U8),
+                segments=columns.write(segments, columns.U16),
+                offsets=columns.write(places - segments * arena.segment_bytes, columns.U64),
+                lengths=columns.write(lengths, columns.U32),
+                generations=columns.write(
+                    np.repeat(table.generation[item.rows], per_page), columns.U32
+                ),
+                variants=columns.write(np.repeat(table.variant[item.rows], per_page), columns.U16),
+            )
+        )
+
+
+class InlineDelivery:
+    """Sends the bytes, and releases each lease when they are on their way."""
+
+    def __init__(self, cache: PageCache, session: Session) -> None:
+        self._cache = cache
+        self._session = session
+        self._expired: list[int] = []
+
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+        if isinstance(item, Outcome):
+            statuses = np.where(item.statuses == GRANTED, DONE, item.statuses).astype(np.uint8)
+            statuses[np.array(self._expired, dtype=np.int64) - asked.first_position] = EXPIRED
+            yield _outcome(statuses)
+            return
+        leases, lease_id = self._cache.leases, item.lease.lease_id
+        try:
+            for position, row in zip(item.positions.tolist(), item.rows.tolist(), strict=True):
+                for unit in asked.units.tolist():
+                    for response in self._pieces(position, row, unit):
+                        # The client's reading sets the pace: keep the lease while it reads.
+                        if not leases.renew(self._session, lease_id, asked.lease_s):
+                            self._expired.append(position)
+                            break
+                        yield response
+        finally:
+            leases.release(self._session, lease_id)
+
+    def _pieces(self, position: int, row: int, unit: int) -> Iterator[cache_pb2.GetResponse]:
+        table = self._cache.table
+        unit_row = int(table.unit_base[row]) + unit
+        length = int(table.units.length[unit_row])
+        place = int(table.units.memory_offset[unit_row])
+        self._cache.counters.add("get_bytes", length)
+        view = self._cache.memory.arena.view(place, length)
+        for begin in range(0, length, INLINE_PIECE_BYTES):
+            end = min(begin + INLINE_PIECE_BYTES, length)
+            data = cache_pb2.InlineData(
+                position=position,
+                unit=unit,
+                variant=int(table.variant[row]),
+                length=length,
+                offset=begin,
+                data=bytes(view[begin:end]),
+                last=end == length,
+            )
+            if data.last:
+                data.digest = int(table.units.digest[unit_row])
+            yield cache_pb2.GetResponse(data=data)
+
+
+def _outcome(statuses: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> cache_pb2.GetResponse:
+    return cache_pb2.GetResponse(
+        outcome=cache_pb2.GetOutcome(statuses=columns.write(statuses, columns.U8))
+    )

@@ -1,0 +1,1 @@
+"""Who is who: the keys that keep namespaces apart."""
