@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from pathlib import Path
 
+import pytest
+from tests.cli.test_serve import serving
 from tests.repo.tree import ROOT
 
-from octavo_server.cache.counters import COUNTER_NAMES
+from octavo.cli.main import main
 from octavo_server.rpc.status import CODES
 from octavo_server.settings import Settings
 from octavo_server.settings_sources import load_settings
@@ -25,8 +29,16 @@ def test_operations_explains_every_setting_and_no_other() -> None:
     assert table_names("| setting |") == set(Settings.model_fields)
 
 
-def test_operations_explains_every_counter_and_no_other() -> None:
-    assert table_names("| counter |") == set(COUNTER_NAMES)
+def test_operations_explains_every_counter_and_gauge_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = ["--nvme-dir", f"{tmp_path}/nvme", "--nvme-bytes", "64MiB"]
+    with serving(tmp_path, *disk) as node:
+        assert main(["stats", "--address", node.address, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    counters = table_names("| counter |") | table_names("| NVMe counter |")
+    assert counters == set(found["counters"])
+    assert table_names("| gauge |") == set(found["gauges"])
 
 
 def test_protocol_explains_every_error_code_and_no_other() -> None:
