@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind for kind in (WorkerTask, TurnReport, WorkerEnd)
 }
 
+_TUPLES: Final = frozenset({"questions", "history", "answer_tokens"})
+"""Fields that JSON turns into lists."""
+
 
 def to_line(message: Message) -> str:
     """One line, its newline included."""
@@ -85,12 +88,7 @@ def from_line(line: str) -> Message:
     kind = _KINDS.get(values.pop("kind", ""))
     if kind is None:
         raise ValueError(f"no message of the demo: {line[:80]!r}")
-    arguments: dict[str, Any] = {name: _frozen(value) for name, value in values.items()}
+    arguments: dict[str, Any] = {
+        name: tuple(value) if name in _TUPLES else value for name, value in values.items()
+    }
     return kind(**arguments)
-
-
-def _frozen(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    items: list[Any] = value
-    return tuple(items)

@@ -71,6 +71,11 @@ class Node:
         """As a client takes it."""
         return f"unix:{self._places.socket}"
 
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> float:
         """Starts the node and waits until it opens sessions. Seconds that took.
 
