@@ -181,8 +181,6 @@ class _Reader:
         self._cache.pins.unpin(rows)
 
     def _in_memory(self) -> NDArray[np.bool_]:
-        if not len(self._rows) or not self._cache.table.high_water:
-            return np.zeros(len(self._rows), dtype=np.bool_)
         in_memory: NDArray[np.bool_] = (
             self._cache.table.memory_mask[self._rows] & self._wanted
         ) == self._wanted

@@ -82,8 +82,6 @@ def is_present(
 ) -> NDArray[np.bool_]:
     """Whether each page is complete, of the chain's layout, and readable by the session."""
     table = cache.table
-    if not table.high_water:
-        return np.zeros(len(rows), dtype=np.bool_)
     here = table.memory_mask[rows] | table.nvme_mask[rows]
     present: NDArray[np.bool_] = (
         (rows >= 0) & (here == table.full_mask[rows]) & (table.layout[rows] == chain.layout_number)
@@ -96,8 +94,6 @@ def is_present(
 def is_pending(cache: PageCache, rows: Rows) -> NDArray[np.bool_]:
     """Whether each page is not complete yet and being written."""
     table = cache.table
-    if not table.high_water:
-        return np.zeros(len(rows), dtype=np.bool_)
     pending: NDArray[np.bool_] = (rows >= 0) & (table.reserved_mask[rows] != 0)
     return pending
 

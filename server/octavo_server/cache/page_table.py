@@ -60,6 +60,7 @@ class UnitColumns(_Columns):
         )
         self._next = 0
         self._free: dict[int, list[int]] = {}  # run length → bases of free runs
+        self.grow(_CAPACITY_MIN)
 
     def allocate(self, unit_count: int, page_count: int) -> Rows:
         """First unit rows of ``page_count`` pages of ``unit_count`` units each."""
@@ -69,7 +70,7 @@ class UnitColumns(_Columns):
         fresh = page_count - len(reused)
         if self._next + fresh * unit_count > self.capacity:
             wanted = self._next + fresh * unit_count
-            self.grow(max(_CAPACITY_MIN, wanted, int(self.capacity * _GROWTH)))
+            self.grow(max(wanted, int(self.capacity * _GROWTH)))
         bases = np.arange(fresh, dtype=np.int32) * unit_count + self._next
         self._next += fresh * unit_count
         bases = np.concatenate([np.array(reused, dtype=np.int32), bases.astype(np.int32)])
@@ -163,6 +164,7 @@ class PageTable(_Columns):
         self.high_water = 0  # rows ever used: a scan of columns[:high_water] sees every row
         self._free = np.empty(0, dtype=np.int32)
         self._free_count = 0
+        self.grow(_CAPACITY_MIN)  # so that NO_ROW is an index too, whose content means nothing
 
     def find(self, keys: NDArray[np.uint64], namespace: int) -> Rows:
         """Rows of ``keys`` (shape [n, 2]) in ``namespace``; NO_ROW where there is none."""
@@ -279,7 +281,7 @@ class PageTable(_Columns):
         fresh = count - len(reused)
         if self.high_water + fresh > self.capacity:
             wanted = self.high_water + fresh
-            self.grow(max(_CAPACITY_MIN, wanted, int(self.capacity * _GROWTH)))
+            self.grow(max(wanted, int(self.capacity * _GROWTH)))
         rows = np.arange(self.high_water, self.high_water + fresh, dtype=np.int32)
         self.high_water += fresh
         self.row_count += count

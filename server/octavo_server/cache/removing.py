@@ -23,8 +23,6 @@ async def delete(cache: PageCache, session: Session, chain: ChainView) -> NDArra
     check_distinct(chain.keys)
     rows = cache.table.find(chain.keys, chain.namespace)
     statuses = np.full(len(rows), MISSING, dtype=np.uint8)
-    if not cache.table.high_water:
-        return statuses
     table = cache.table
     statuses[(rows >= 0) & ((table.memory_mask[rows] | table.nvme_mask[rows]) != 0)] = DONE
     statuses[is_pending(cache, rows)] = PENDING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import grpc
@@ -340,9 +341,9 @@ class CacheService(cache_pb2_grpc.CacheServicer):
     def _runs(self, found: matching.Match) -> list[cache_pb2.Run]:
         """Stretches of the prefix that lie in the same tier."""
         in_memory = found.in_memory
-        begins = np.flatnonzero(np.diff(in_memory.astype(np.int8), prepend=-1))
+        bounds = [*np.flatnonzero(np.diff(in_memory.astype(np.int8), prepend=-1)), len(in_memory)]
         runs: list[cache_pb2.Run] = []
-        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(in_memory)], strict=True):
+        for begin, end in pairwise(map(int, bounds)):
             run = cache_pb2.Run(page_count=end - begin, tier=cache_pb2.TIER_MEMORY)
             if not in_memory[begin]:
                 run.tier = cache_pb2.TIER_NVME

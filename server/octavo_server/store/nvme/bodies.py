@@ -16,8 +16,6 @@ from octavo_server.store.file_ops import FileOps, read_fully, write_fully
 from octavo_server.store.io_pool import Operation
 from octavo_server.store.nvme.records import BODY_ALIGN_BYTES, padded_bytes
 
-PROBE_NAME: Final = "probe.tmp"
-
 
 class UnitOutcome(Enum):
     """What became of a read."""
@@ -112,8 +110,9 @@ class Bodies:
             self.found_bytes: Final = files.size_bytes(self._buffered_fd)
             if self.found_bytes != capacity_bytes:
                 files.truncate(self._buffered_fd, capacity_bytes)
-            if _takes_direct(path.with_name(PROBE_NAME), files):
-                self._fd = files.open(path, os.O_RDWR | os.O_DIRECT)
+            direct_fd = _open_direct(path, files)
+            if direct_fd is not None:
+                self._fd = direct_fd
         except OSError:
             self.close()
             raise
@@ -166,29 +165,20 @@ class Bodies:
         self.direct_refused += 1  # threads may lose a count to each other, never the fact
 
 
-def _takes_direct(path: Path, files: FileOps) -> bool:
-    """Whether a file in this place can be written and read with O_DIRECT. Raises OSError.
+def _open_direct(path: Path, files: FileOps) -> int | None:
+    """A descriptor that goes past the page cache, or None where the file system has none.
 
-    Some file systems refuse at open, some at the first transfer. Tried on a file of its own,
-    so that no body is ever touched.
+    Some file systems refuse at open, some at the first transfer. Only a read is tried: a write
+    would need room, and a node must be able to start on a full disk. Raises OSError.
     """
     fd: int | None = None
     try:
-        fd = files.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
-        page = _aligned_page()
-        write_fully(files, fd, page, 0)
-        read_fully(files, fd, page, 0)
+        fd = files.open(path, os.O_RDWR | os.O_DIRECT)
+        files.preadv(fd, [memoryview(mmap.mmap(-1, BODY_ALIGN_BYTES))], 0)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-        return False
-    else:
-        return True
-    finally:
         if fd is not None:
             files.close(fd)
-        path.unlink(missing_ok=True)
-
-
-def _aligned_page() -> memoryview:
-    return memoryview(mmap.mmap(-1, BODY_ALIGN_BYTES))
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return None
+    return fd

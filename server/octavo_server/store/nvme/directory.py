@@ -31,6 +31,7 @@ _FRESH_NAMES: Final = {LOCK_NAME, "lost+found"}
 """What may lie in a directory in which a store is made: a new file system has one of them."""
 
 _FOREIGN_NAMES_SHOWN: Final = 3
+_HOLDER_BYTES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,10 @@ def lock_directory(directory: Path) -> int:
         raise StoreError(f"the NVMe directory {directory} can't be used: {error}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        # Padded, so that it overwrites the last holder's and needs no room on a full disk.
+        os.pwrite(fd, str(os.getpid()).encode().ljust(_HOLDER_BYTES), 0)
     except BlockingIOError:
-        holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
+        holder = os.pread(fd, _HOLDER_BYTES, 0).decode(errors="replace").strip()
         os.close(fd)
         by = f"process {holder}" if holder.isdigit() else "another process"
         raise StoreError(

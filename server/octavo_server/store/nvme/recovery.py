@@ -66,9 +66,13 @@ def recover(
     end = LogEnd(replayed.next_sequence, replayed.delete_count)
     if _needs_rewrite(state, dropped):
         number = state.log_number + 1
-        write_snapshot(directory, number, live, end, seed=seed, files=files)
-        log = LogFile(directory, number, seed=seed, end=end, size_bytes=0, files=files)
-        return Recovery(live, log, 0)
+        try:
+            write_snapshot(directory, number, live, end, seed=seed, files=files)
+        except OSError:  # a full disk, say; the next run comes to the same conclusions
+            counters.compaction_errors += 1
+        else:
+            log = LogFile(directory, number, seed=seed, end=end, size_bytes=0, files=files)
+            return Recovery(live, log, 0)
     remove_superseded(directory, files)
     number = max(1, state.log_number)
     size_bytes = state.log_sound_bytes
