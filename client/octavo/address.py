@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from octavo.errors import InvalidRequest
+from octavo_proto.places import ADDRESS_VARIABLE, default_socket
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """Linux keeps 108 bytes for a Unix socket's path, the closing zero included."""
@@ -60,10 +59,7 @@ def parse_address(text: str) -> Address:
 
 def default_address(environment: Mapping[str, str] = os.environ) -> str:
     """``$OCTAVO_ADDRESS``, else the socket where a node of this user listens by default."""
-    configured = environment.get("OCTAVO_ADDRESS")
+    configured = environment.get(ADDRESS_VARIABLE)
     if configured:
         return configured
-    runtime_dir = environment.get("XDG_RUNTIME_DIR")
-    if runtime_dir:
-        return f"unix:{Path(runtime_dir) / 'octavo' / 'octavo.sock'}"
-    return f"unix:{Path(tempfile.gettempdir()) / f'octavo-{os.getuid()}' / 'octavo.sock'}"
+    return f"unix:{default_socket(environment)}"

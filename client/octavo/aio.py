@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from octavo.chain import Chain, ForeignChain
 from octavo.client import TIMEOUT_S, Client
@@ -31,7 +31,7 @@ THREADS: Final = 8
 
 def _coroutine(
     method: Callable[Concatenate[Client, Parameters], Answer],
-) -> Callable[Concatenate[AsyncClient, Parameters], Awaitable[Answer]]:
+) -> Callable[Concatenate[AsyncClient, Parameters], Coroutine[Any, Any, Answer]]:
     """The coroutine method that runs ``method`` of the core on a thread."""
 
     async def call(

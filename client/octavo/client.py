@@ -200,7 +200,13 @@ class Client:
             message = self._message(session, chain, page_end=first_page + count)
             rows.begin(transfer)
             order = get_order(session, message, hold_id, transfer, wait_pending, deadline)
-            return session.transport.get(order, rows)
+            report = session.transport.get(order, rows)
+            if hold_id and not report.bytes_copied and report.statuses[0] == Status.EXPIRED:
+                # The hold had run out; what it held may well be there still.
+                self._connection.health.count("hold_expired")
+                order = get_order(session, message, 0, transfer, wait_pending, deadline)
+                report = session.transport.get(order, rows)
+            return report
 
         deadline = self._deadline(timeout_s)
         missed = GetReport(np.full(count, Status.UNAVAILABLE, dtype=np.uint8), 0)

@@ -6,6 +6,7 @@ unit at a time; ``BufferSink`` and ``BufferSource`` move whole batches by addres
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 import numpy as np
@@ -182,9 +183,9 @@ class _SinkRows:
             rows.addresses.tolist(),
             strict=True,
         ):
-            view = view_at(address, length)
-            self._sink.accept(position, unit, variant, view)
-            _end_view(view, "sink")
+            lent = _LentView(address, length, writable=False)
+            self._sink.accept(position, unit, variant, lent.view)
+            lent.end("sink")
 
 
 class _SourceRows:
@@ -221,9 +222,9 @@ class _SourceRows:
             rows.addresses.tolist(),
             strict=True,
         ):
-            view = view_at(address, length, writable=True)
-            written = self._source.fill(position, unit, view)
-            _end_view(view, "source")
+            lent = _LentView(address, length, writable=True)
+            written = self._source.fill(position, unit, lent.view)
+            lent.end("source")
             if written is not None and written != length:
                 raise TransferError(
                     f"source wrote {written} of {length} bytes of page {position}, unit {unit}"
@@ -244,9 +245,28 @@ def row_source(source: Source | RowSource) -> RowSource:
     return source if isinstance(source, RowSource) else _SourceRows(source)
 
 
-def _end_view(view: memoryview, whose: str) -> None:
-    # A view kept beyond the call would dangle once the node's memory is unmapped.
-    try:
-        view.release()
-    except BufferError:
-        raise TransferError(f"the {whose} kept a view of the unit beyond the call") from None
+class _LentView:
+    """A view of one unit that a sink or source may use during a call, and no longer.
+
+    The array between the memory and the view is what others hold on to when they keep the view,
+    a slice of it, or an array made of it: its references tell. Such a view would dangle once
+    the node's memory is unmapped.
+    """
+
+    def __init__(self, address: int, size_bytes: int, *, writable: bool) -> None:
+        self._array = np.frombuffer(view_at(address, size_bytes, writable=writable), dtype=np.uint8)
+        self.view = self._array.data
+
+    def end(self, whose: str) -> None:
+        """Raises TransferError if somebody has kept the memory."""
+        kept = f"the {whose} kept a view of the unit beyond the call"
+        try:
+            self.view.release()
+        except BufferError:
+            raise TransferError(kept) from None
+        if sys.getrefcount(self._array) > _OWN_REFERENCES:
+            raise TransferError(kept)
+
+
+_OWN_REFERENCES = 2
+"""The attribute, and the argument of ``getrefcount`` itself."""

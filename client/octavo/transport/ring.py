@@ -48,11 +48,11 @@ class RingState:
         size_bytes = aligned(size_bytes)
         if not self._spans:
             self._head = 0  # empty: start over, so that a span of the whole ring fits
-        skipped = 0 if self._head + size_bytes <= self.size_bytes else self.size_bytes - self._head
-        charged = skipped + size_bytes
+        wraps = self._head + size_bytes > self.size_bytes
+        charged = size_bytes + (self.size_bytes - self._head if wraps else 0)
         if self._used_bytes + charged > self.size_bytes:
             return None
-        offset = 0 if skipped else self._head
+        offset = 0 if wraps else self._head
         self._head = offset + size_bytes
         self._used_bytes += charged
         span = Span(offset, size_bytes, charged)
