@@ -22,8 +22,8 @@ class FaultyFiles(FileOps):
     """Real calls on real files, except where a fault is set for the call's name.
 
     ``short_bytes`` bounds what one pwritev takes. ``calls`` counts by call name. ``crash_at``
-    names a call (and the part of a file name) before which ``Crash`` is raised, as if the
-    process had been killed there.
+    names a call (and the part of a file name) before which the process "is killed": it and all
+    later calls raise ``Crash`` and do nothing.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class FaultyFiles(FileOps):
         self.refuse_direct_open = False
         self.refuse_direct_io = False
         self.crash_at: tuple[str, str] | None = None
+        self.crashed = False
         self.calls: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._direct: set[int] = set()
@@ -39,6 +40,8 @@ class FaultyFiles(FileOps):
     def _enter(self, call: str, name: str) -> None:
         self.calls[call] = self.calls.get(call, 0) + 1
         if self.crash_at is not None and call == self.crash_at[0] and self.crash_at[1] in name:
+            self.crashed = True
+        if self.crashed:
             raise Crash(f"{call} {name}")
         fault = self.faults.get(call)
         if fault is not None and (code := fault(name)) is not None:

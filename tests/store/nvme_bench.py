@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -97,12 +97,20 @@ async def get(store: NvmeStore, records: Records) -> list[UnitOutcome]:
         for row, record in enumerate(records)
     ]
     store.read(requests, done)
-    await asyncio.wait_for(everything.wait(), CLOSE_TIMEOUT_S)
+    if requests:
+        await asyncio.wait_for(everything.wait(), CLOSE_TIMEOUT_S)
     for row, request in enumerate(requests):
         if outcomes[row] is UnitOutcome.OK:
             seed = int(records["key"][row][0])
             assert request.view[: request.length] == body_of(seed, request.length)
     return [outcomes[row] for row in range(len(records))]
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Returns once ``holds``; raises TimeoutError if that takes too long."""
+    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+        while not holds():
+            await asyncio.sleep(0.002)
 
 
 def key_of(seed: int) -> tuple[int, int]:
