@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.eviction.policy import EvictionPolicy
-from octavo_server.store.slabs import SLOT_ALIGN_BYTES, SlabAllocator
+from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
 
 _RANKED_MIN: Final = 256
 _RANKED_SHARE: Final = 16
@@ -78,11 +78,11 @@ class Reclaimer:
 
         Usually about ``count`` pages, sometimes a whole slab's worth. Empty: nothing can go.
         """
-        slot_bytes = self._slots.slot_bytes(length)
+        size_bytes = self._slots.slot_bytes(length)
         for everything in (False, True):
-            ranked = self._ranked.pop(slot_bytes, _NO_RANKING)
+            ranked = self._ranked.pop(size_bytes, _NO_RANKING)
             if not len(ranked.rows):
-                ranked = self._rank(slot_bytes, everything=everything)
+                ranked = self._rank(size_bytes, everything=everything)
                 colder = self._colder_slab(length, ranked.rows)
                 if len(colder):
                     return colder
@@ -90,7 +90,7 @@ class Reclaimer:
                 batch, ranked = ranked.split(count)
                 victims = self._free_to_go(batch)
                 if len(victims):
-                    self._ranked[slot_bytes] = ranked
+                    self._ranked[size_bytes] = ranked
                     return victims
         return NO_ROWS
 
@@ -109,15 +109,14 @@ class Reclaimer:
         stays: NDArray[np.bool_] = self._columns.other_mask[rows] == self._table.full_mask[rows]
         return stays
 
-    def _rank(self, slot_bytes: int, *, everything: bool) -> _Ranking:
+    def _rank(self, size_bytes: int, *, everything: bool) -> _Ranking:
         """Pages with a unit of this slot size that may go, in the policy's order."""
         table = self._table
         rows = table.live_rows()
         rows = rows[self._evictable(rows)]
         owners, units = table.expanded(rows)
-        lengths = table.units.length[units].astype(np.int64)
         fits = (self._columns.place[units] != NOWHERE) & (
-            -(-lengths // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES == slot_bytes
+            sizes_of_slots(table.units.length[units]) == size_bytes
         )
         of_size = np.zeros(len(rows), dtype=np.bool_)
         of_size[owners[fits]] = True

@@ -24,6 +24,7 @@ from octavo_server.cache.pins import Pins
 from octavo_server.cache.session import Session, SessionLayout
 from octavo_server.cache.statuses import MISSING
 from octavo_server.errors import LimitReached
+from octavo_server.store.slabs import sizes_of_slots
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +165,7 @@ class Reservations:
         np.bitwise_and.at(reservation.copying_mask, positions, ~bits)
         np.bitwise_and.at(table.reserved_mask, rows, ~bits)
         unit_rows = (table.unit_base[rows] + units).astype(np.int32)
+        self._no_longer_reserved(reservation, unit_rows)
         stored = np.full(len(rows), not reservation.ended) & ~table.withdrawn[rows]
         self._memory.give_back(unit_rows[~stored])
         table.units.digest[unit_rows[stored]] = digests[stored]
@@ -185,7 +187,9 @@ class Reservations:
         bits = np.uint64(1) << units.astype(np.uint64)
         np.bitwise_and.at(reservation.copying_mask, positions, ~bits)
         np.bitwise_and.at(self._table.reserved_mask, rows, ~bits)
-        self._memory.give_back((self._table.unit_base[rows] + units).astype(np.int32))
+        unit_rows = (self._table.unit_base[rows] + units).astype(np.int32)
+        self._no_longer_reserved(reservation, unit_rows)
+        self._memory.give_back(unit_rows)
         self._arrivals.failed(rows, MISSING)
         self._pins.settle(rows)
 
@@ -213,6 +217,13 @@ class Reservations:
         """Ends all of a session's reservations."""
         for reservation_id in tuple(session.reservations):
             self.end(self._reservations[reservation_id])
+
+    def _no_longer_reserved(self, reservation: Reservation, unit_rows: NDArray[np.int32]) -> None:
+        """Filled units count as pages from now on, no longer as reserved bytes."""
+        if not reservation.ended:  # else all of it was taken off together
+            filled = int(sizes_of_slots(self._table.units.length[unit_rows]).sum())
+            reservation.reserved_bytes -= filled
+            self.reserved_bytes -= filled
 
     def _expire(self, reservation_id: int) -> None:
         reservation = self._reservations.get(reservation_id)

@@ -22,6 +22,7 @@ from octavo_server.cache.statuses import (
     RESERVED,
     TOO_LARGE,
 )
+from octavo_server.store.slabs import sizes_of_slots
 
 if TYPE_CHECKING:
     from octavo_server.cache.page_cache import PageCache
@@ -170,10 +171,8 @@ def _place(cache: PageCache, request: ReservePages, rows: Rows, statuses: NDArra
         statuses[behind[:, None] & (statuses == RESERVED)] = NO_ROOM
     pages, columns = np.nonzero(statuses == RESERVED)
     lengths = request.lengths[pages, columns]
-    slot_bytes = -(-lengths.astype(np.int64) // 4096) * 4096
-    affordable = int(
-        np.searchsorted(np.cumsum(slot_bytes), cache.reservations.bytes_left, side="right")
-    )
+    sizes = sizes_of_slots(lengths)
+    affordable = int(np.searchsorted(np.cumsum(sizes), cache.reservations.bytes_left, side="right"))
     places = np.full(len(pages), NOWHERE, dtype=np.int64)
     places[:affordable] = cache.memory.place(lengths[:affordable])
     unplaced = places == NOWHERE
@@ -187,10 +186,10 @@ def _place(cache: PageCache, request: ReservePages, rows: Rows, statuses: NDArra
         statuses[pages[dropped], columns[dropped]] = NO_ROOM
         kept = ~dropped
         pages, columns, lengths = pages[kept], columns[kept], lengths[kept]
-        places, slot_bytes = places[kept], slot_bytes[kept]
+        places, sizes = places[kept], sizes[kept]
     unit_rows = table.unit_base[rows[pages]] + request.units[columns]
     table.units.memory_offset[unit_rows] = places
     table.units.length[unit_rows] = lengths
     begun = np.unique(pages)
     table.variant[rows[begun]] = request.variants[begun]
-    return int(slot_bytes.sum())
+    return int(sizes.sum())

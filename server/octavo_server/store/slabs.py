@@ -19,6 +19,12 @@ SLOT_ALIGN_BYTES: Final = 4096
 _NO_OFFSETS: Final[NDArray[np.int64]] = np.empty(0, dtype=np.int64)
 
 
+def sizes_of_slots(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Bytes of the slots that units of these lengths lie in."""
+    rounded: NDArray[np.int64] = -(-lengths.astype(np.int64) // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+    return rounded
+
+
 class SlabAllocator:
     """Allocates slots in ``capacity_bytes`` of room cut into slabs of ``slab_bytes``.
 
@@ -105,7 +111,7 @@ class SlabAllocator:
         that contradict each other the first one in the order of offsets wins.
         """
         adopted = np.zeros(len(offsets), dtype=np.bool_)
-        slot_sizes = -(-lengths.astype(np.int64) // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
+        slot_sizes = sizes_of_slots(lengths)
         slabs = offsets // self.slab_bytes
         within = offsets - slabs * self.slab_bytes
         sound = (offsets >= 0) & (slot_sizes > 0) & (within + slot_sizes <= self.slab_bytes)
