@@ -219,11 +219,16 @@ class NvmeStore:
             ]
         )
         await done
-        puts = records[stored]
-        puts["kind"] = Kind.PUT
-        if len(puts) and not await self._commit.append(puts):
+        if stored.any() and not await self.log_units(records[stored]):
             stored[:] = False
         return stored
+
+    async def log_units(self, records: Records) -> bool:
+        """The last step of a write, for units whose bodies are in their slots: whether they
+        survive ``kill -9`` from now on."""
+        puts = records.copy()
+        puts["kind"] = Kind.PUT
+        return await self._commit.append(puts)
 
     async def forget(self, records: Records, *, deleted: bool = False) -> bool:
         """Logs that units are gone; call it before their slots are freed.
@@ -291,7 +296,7 @@ class NvmeStore:
         found: list[str] = []
         directory = self.config.directory
         if self._breaker.paused:
-            found.append(f"writes to {directory} fail and are paused; one is tried now and then")
+            found.append(f"writes to {directory} fail and are paused; a few are tried now and then")
         if self._read_watch.broken:
             found.append(f"reads from {directory} fail ({self.counters.read_errors} so far)")
         if (error := self._upkeep.compaction_error) is not None:
