@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -42,6 +43,8 @@ class Wire:
         self._channel = grpc.insecure_channel(address.target, options=_OPTIONS)
         self.cache: Final = cache_pb2_grpc.CacheStub(self._channel)
         self.admin: Final = admin_pb2_grpc.AdminStub(self._channel)
+        self._sent: set[Pending[Any]] = set()
+        self._sent_lock = threading.Lock()
 
     def close(self) -> None:
         """Ends every call in progress and the connection."""
@@ -72,6 +75,19 @@ class Wire:
             return cast("Pending[Any]", method.future(request, timeout=timeout_s))
         except ValueError as error:
             raise _closed_channel(error) from None
+
+    def send(self, method: Any, request: Any, timeout_s: float) -> None:
+        """A request whose answer nobody waits for. Failures are silent: use it only for what
+        the node does by itself in time."""
+        pending = self.start(method, request, timeout_s)
+        # gRPC cancels a call whose future is collected before it ends.
+        with self._sent_lock:
+            self._sent.add(pending)
+        pending.add_done_callback(self._forget)
+
+    def _forget(self, pending: Pending[Any]) -> None:
+        with self._sent_lock:
+            self._sent.discard(pending)
 
     def get(
         self, request: cache_pb2.GetRequest, deadline: Deadline
@@ -136,6 +152,8 @@ def translate(error: grpc.RpcError | grpc.FutureCancelledError) -> OctavoError:
 
 
 def _closed_channel(error: ValueError) -> OctavoError:
-    if "closed channel" not in str(error).lower():
+    # gRPC says "closed channel" or "Channel closed", depending on how far the call came.
+    message = str(error).lower()
+    if "channel" not in message or "closed" not in message:
         raise error
     return error_of(grpc.StatusCode.CANCELLED, "the channel was closed")

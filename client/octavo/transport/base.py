@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.deadline import Deadline
+from octavo.errors import OctavoError
+from octavo.health import HealthRecorder
 from octavo.status import Status, known_statuses
 from octavo.transfer import Rows, RowSink, RowSource, Transfer
+from octavo.wire import Wire
 from octavo_proto import columns
 from octavo_proto.v1 import cache_pb2
 
@@ -20,6 +23,8 @@ WAIT_SHARE = 0.9
 
 RENEW_SHARE = 0.5
 """Share of a lease or reservation after which it is renewed."""
+
+ABORT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,15 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Gives up its memory. Calls in progress end with SessionLost."""
+
+
+def abort(wire: Wire, session_id: bytes, reservation_id: int, health: HealthRecorder) -> None:
+    """Gives up what is left of a reservation, without waiting for the answer."""
+    request = cache_pb2.AbortRequest(session_id=session_id, reservation_id=reservation_id)
+    try:
+        wire.send(wire.cache.Abort, request, ABORT_TIMEOUT_S)
+    except OctavoError as error:  # the reservation then ends by its own time
+        health.failure("abort_failed", error)
 
 
 def _spread(single: NDArray[np.uint16], pages: NDArray[np.int64]) -> NDArray[np.uint16]:

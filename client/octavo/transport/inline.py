@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import ClassVar, Final
@@ -17,7 +18,14 @@ from octavo.memory import region_of, view_at
 from octavo.status import Status, known_statuses
 from octavo.transfer import Rows, RowSink, RowSource
 from octavo.transport.assembly import Assembler, Unit
-from octavo.transport.base import GetOrder, GetReport, PutOrder, PutReport, Transport
+from octavo.transport.base import (
+    GetOrder,
+    GetReport,
+    PutOrder,
+    PutReport,
+    Transport,
+    abort,
+)
 from octavo.transport.staging import placed
 from octavo.wire import Wire
 from octavo_proto import columns
@@ -89,11 +97,17 @@ class InlineTransport(Transport):
             statuses[rows.rows] = Status.REJECTED
             return PutReport(statuses, time.monotonic() - started_s, 0)
         sender = _Sender(order, rows, reserved.reservation_id, source)
+        node_ended_it = False
         try:
             response = wire.put(sender, order.deadline)
+            node_ended_it = True
             self._record(response, order, statuses)
         except NodeUnavailable as error:
             self._health.failure("put_cut_short", error)
+        finally:
+            sender.stop()
+            if not node_ended_it:
+                abort(wire, order.session_id, reserved.reservation_id, self._health)
         if sender.error is not None:
             raise sender.error
         statuses[statuses == Status.RESERVED] = Status.UNAVAILABLE
@@ -147,9 +161,17 @@ class _Sender:
         self._rows = rows
         self._reservation_id = reservation_id
         self._source = source
+        self._filling = threading.Lock()
+        self._stopped = False
         self.error: BaseException | None = None
         self.ended_s = 0.0
         self.bytes_sent = 0
+
+    def stop(self) -> None:
+        """The source is not used any more once this returns: a call that ended early may have
+        left gRPC's thread in the middle of a fill."""
+        with self._filling:
+            self._stopped = True
 
     def __iter__(self) -> Iterator[cache_pb2.PutRequest]:
         try:
@@ -163,18 +185,18 @@ class _Sender:
             for batch in self._rows.slices(BATCH_BYTES):
                 yield from self._pieces(batch)
             self.ended_s = time.monotonic()
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            # gRPC would only say that iterating failed; the caller wants the source's own error.
+        except Exception as error:  # noqa: BLE001 - kept, and raised by the thread that put
+            # Ending here ends the stream between two units: what was sent whole is stored.
             self.error = error
-            raise
 
     def _pieces(self, batch: Rows) -> Iterator[cache_pb2.PutRequest]:
         scratch = bytearray(batch.size_bytes)
         region = region_of(scratch)
         ends = np.cumsum(batch.lengths)
-        self._source.fill_rows(placed(batch, region.address + ends - batch.lengths))
+        with self._filling:
+            if self._stopped:
+                return
+            self._source.fill_rows(placed(batch, region.address + ends - batch.lengths))
         first_page = self._order.transfer.first_page
         for position, unit, length, end in zip(
             batch.positions.tolist(),

@@ -50,7 +50,7 @@ class Leases:
                 duration_ms=lease_ms,
             )
             # Not waited for: if it fails, the release says that the lease had run out.
-            self._wire.start(self._wire.cache.Renew, request, self._timeout_s())
+            self._wire.send(self._wire.cache.Renew, request, self._timeout_s())
 
         return renew_if_due
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.deadline import Deadline
-from octavo.errors import ConnectError, NodeFailed, NodeTimeout, NodeUnavailable, OctavoError
+from octavo.errors import ConnectError, NodeFailed, NodeTimeout, NodeUnavailable
 from octavo.health import HealthRecorder
 from octavo.status import Status, known_statuses
 from octavo.transfer import Rows, RowSource, cut
-from octavo.transport.base import RENEW_SHARE, PutOrder, PutReport
+from octavo.transport.base import RENEW_SHARE, PutOrder, PutReport, abort
 from octavo.transport.mapping import SharedMappings
 from octavo.transport.ring import ALIGNMENT, Ring, Span
 from octavo.wire import Pending, Wire, translate
@@ -31,8 +31,9 @@ BATCH_BYTES: Final = 16 << 20
 BATCH_ROWS: Final = 1024
 """Units of one commit; bounds the message and the node's work for it where units are small."""
 
-IN_FLIGHT_MAX: Final = 8
-"""Commits that wait for their answers; the ring's size bounds their bytes."""
+IN_FLIGHT_MAX: Final = 64
+"""Commits that wait for their answers. Their bytes are bounded by the ring, so that a worker
+whose pages fit into it never waits for the node to copy them."""
 
 COMMIT_GRACE_S: Final = 5.0
 """A commit may answer this long after the put's deadline. Until it does, its part of the ring
@@ -85,7 +86,7 @@ class StagedPut:
             self._collect_what_is_there()
         finally:
             if not node_ended_it:
-                self._abort(reserved.reservation_id)
+                abort(wire, order.session_id, reserved.reservation_id, self._health)
         self._close_open_rows(Status.UNAVAILABLE)
         return PutReport(self._statuses, worker_s, self._bytes_put)
 
@@ -188,16 +189,7 @@ class StagedPut:
             session_id=self._order.session_id,
             reservation_ids=columns.write([reservation_id], columns.U64),
         )
-        self._wire.start(self._wire.cache.Renew, request, COMMIT_GRACE_S)
-
-    def _abort(self, reservation_id: int) -> None:
-        request = cache_pb2.AbortRequest(
-            session_id=self._order.session_id, reservation_id=reservation_id
-        )
-        try:
-            self._wire.start(self._wire.cache.Abort, request, COMMIT_GRACE_S)
-        except OctavoError as error:  # the reservation then ends by its own time
-            self._health.failure("abort_failed", error)
+        self._wire.send(self._wire.cache.Renew, request, COMMIT_GRACE_S)
 
 
 def padded(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
