@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from octavo_server.store.nvme.health import (
+    PROBE_UNITS,
     READ_ERRORS_MAX,
     RETRY_S,
     WRITE_ERRORS_MAX,
@@ -32,11 +33,11 @@ def test_consecutive_write_errors_pause_writes_until_a_probe_succeeds() -> None:
     breaker.failed(EIO, 0.0)
     assert breaker.paused
     assert breaker.admit(5, RETRY_S - 0.1) == 0
-    assert breaker.admit(5, RETRY_S) == 1
+    assert breaker.admit(500, RETRY_S) == PROBE_UNITS
     assert breaker.admit(5, RETRY_S + 0.1) == 0
     breaker.failed(EIO, RETRY_S + 0.2)
     assert breaker.admit(5, 2 * RETRY_S) == 0
-    assert breaker.admit(5, 2 * RETRY_S + 0.2) == 1
+    assert breaker.admit(5, 2 * RETRY_S + 0.2) == 5
     breaker.succeeded()
     assert breaker.admit(5, 2 * RETRY_S + 0.3) == 5
 

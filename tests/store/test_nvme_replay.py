@@ -158,7 +158,7 @@ def test_every_flipped_bit_of_a_frame_is_noticed() -> None:
     for bit in range(8 * len(frame)):
         flipped = bytearray(frame)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert not scan_log(bytes(flipped)).frames
+        assert not len(scan_log(bytes(flipped)).headers)
 
 
 def test_a_damaged_frame_costs_its_own_puts_only() -> None:
@@ -206,6 +206,17 @@ def test_a_delete_lost_with_the_end_of_a_log_is_noticed_in_the_next_log() -> Non
     assert slots_of(replay(None, [scan_log(first)], end)) == {}
 
 
+def test_a_delete_lost_at_the_start_of_a_log_makes_the_snapshot_unbelievable() -> None:
+    writer = Writer()
+    live = replay(None, [scan_log(writer.frame([(Kind.PUT, 1, 1)]))]).live
+    snapshot = snapshot_of(live, writer.end, 2)
+    writer.frame([(Kind.DELETE, 1, 1)], number=2)  # never reaches the log
+    log = scan_log(writer.frame([(Kind.PUT, 2, 2)], number=2), number=2)
+    replayed = replay(snapshot, [log])
+    assert slots_of(replayed) == {2: 2}
+    assert replayed.distrusted_record_count == 1
+
+
 def test_a_delete_reaches_a_unit_whose_newer_put_was_lost() -> None:
     writer = Writer()
     first = writer.frame([(Kind.PUT, 1, 1)])
@@ -218,9 +229,9 @@ def test_frames_of_another_store_or_file_do_not_count() -> None:
     frame = Writer().frame([(Kind.PUT, 1, 1)])
     data = np.frombuffer(frame, dtype=np.uint8)
     other_seed = store_seed(b"another store...")
-    assert not scan(data, FileKind.LOG, 1, other_seed).frames
-    assert not scan(data, FileKind.LOG, 2, SEED).frames
-    assert not scan(data, FileKind.SNAPSHOT, 1, SEED).frames
+    assert not len(scan(data, FileKind.LOG, 1, other_seed).headers)
+    assert not len(scan(data, FileKind.LOG, 2, SEED).headers)
+    assert not len(scan(data, FileKind.SNAPSHOT, 1, SEED).headers)
 
 
 def test_a_repeated_frame_tells_nothing_new() -> None:
@@ -232,7 +243,7 @@ def test_a_repeated_frame_tells_nothing_new() -> None:
 def test_noise_is_no_log() -> None:
     noise = np.random.default_rng(3).bytes(100_000)
     scanned = scan_log(noise)
-    assert not scanned.frames
+    assert not len(scanned.headers)
     assert scanned.torn
     assert not scan_log(b"").torn
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
+from octavo_proto.limits import UNITS_MAX
+
 WRITE_ERRORS_MAX: Final = 8
 """Consecutive failed writes after which writing pauses: one batch's worth at full depth."""
 
@@ -14,7 +16,10 @@ READ_ERRORS_MAX: Final = 8
 """Consecutive failed reads after which the device counts as broken."""
 
 RETRY_S: Final = 5.0
-"""Pause before a single write probes whether the device has recovered."""
+"""Pause before a few writes probe whether the device has recovered."""
+
+PROBE_UNITS: Final = UNITS_MAX
+"""Units that may be written as a probe: one page at least, for pages are written whole."""
 
 _POINTLESS: Final = {errno.EROFS, errno.ENODEV, errno.ENXIO}
 """Errors after which the next write would fail just as well."""
@@ -57,7 +62,7 @@ class StoreCounters:
 
 
 class WriteBreaker:
-    """Takes writes out of service after consecutive errors and probes with single ones."""
+    """Takes writes out of service after consecutive errors and probes with few."""
 
     def __init__(self) -> None:
         self._errors_in_row = 0
@@ -75,7 +80,7 @@ class WriteBreaker:
             return 0
         # The pause goes on behind the probe; one that its caller never writes costs no more.
         self._paused_until = now_s + RETRY_S
-        return 1
+        return min(wanted, PROBE_UNITS)
 
     def succeeded(self) -> None:
         self._errors_in_row = 0

@@ -216,11 +216,13 @@ class GroupCommit:
                 self.record_count += sum(len(part) for part in parts)
             else:
                 self._keep_removals(parts)
-            self._on_result(sum(len(part) for part in parts), error)
-            if operation.rotate_error is not None:
-                self._on_result(0, operation.rotate_error)
+            # The rotation first: its compaction is under way when the result is looked at, so
+            # that no second one is asked for.
             if operation.rotated_end is not None:
                 self._on_rotated(self.log.number, operation.rotated_end)
+            if operation.rotate_error is not None:
+                self._on_result(0, operation.rotate_error)
+            self._on_result(sum(len(part) for part in parts), error)
             for entry in operation.entries:
                 if not entry.done.done():
                     entry.done.set_result(error is None)

@@ -60,8 +60,26 @@ HEADER_BYTES: Final = 48
 _HEADER: Final = struct.Struct("<IHBxIIQQQ")  # and 8 bytes of digest
 _HEADER_DIGEST: Final = struct.Struct("<Q")
 _DIGEST_AT: Final = HEADER_BYTES - _HEADER_DIGEST.size
+_digest = xxhash.xxh3_64_intdigest
+
+HEADER: Final = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u2"),
+        ("file_kind", "u1"),
+        ("reserved_a", "u1"),
+        ("record_count", "<u4"),
+        ("file_number", "<u4"),
+        ("first_sequence", "<u8"),
+        ("deletes_before", "<u8"),
+        ("reserved_b", "<u8"),
+        ("digest", "<u8"),
+    ]
+)
+"""The same header as ``_HEADER`` reads, for many at a time."""
 
 assert RECORD.itemsize == 2 * HEADER_BYTES
+assert HEADER.itemsize == HEADER_BYTES
 assert _HEADER.size == _DIGEST_AT
 
 
@@ -121,27 +139,31 @@ def encode_frame(header: FrameHeader, records: Records, seed: int) -> bytes:
         header.deletes_before,
         0,
     )
-    digest = xxhash.xxh3_64_intdigest(payload, seed=xxhash.xxh3_64_intdigest(head, seed=seed))
+    digest = _digest(payload, _digest(head, seed))
     return head + _HEADER_DIGEST.pack(digest) + payload
 
 
-def decode_header(data: memoryview, at: int, seed: int) -> FrameHeader | None:
-    """The header of the whole and sound frame that begins at byte ``at``, or None."""
+def sound_record_count(
+    data: memoryview, at: int, *, file_kind: FileKind, file_number: int, seed: int
+) -> int | None:
+    """Records of the whole and sound frame of this file that begins at byte ``at``, or None.
+
+    A restart calls this for every frame there is: it is as short as it can be.
+    """
     if at + HEADER_BYTES > len(data):
         return None
-    magic, version, kind, count, number, first_sequence, deletes_before, _ = _HEADER.unpack_from(
-        data, at
-    )
-    end = at + HEADER_BYTES + count * RECORD.itemsize
+    magic, version, kind, count, number, _, _, _ = _HEADER.unpack_from(data, at)
+    records_at = at + HEADER_BYTES
+    end = records_at + count * RECORD.itemsize
     if magic != FRAME_MAGIC or version != FORMAT_VERSION or count > FRAME_RECORDS_MAX:
         return None
-    if end > len(data) or kind not in (FileKind.LOG, FileKind.SNAPSHOT):
+    if end > len(data) or kind != file_kind or number != file_number:
         return None
-    frame_seed = xxhash.xxh3_64_intdigest(data[at : at + _DIGEST_AT], seed=seed)
-    digest = xxhash.xxh3_64_intdigest(data[at + HEADER_BYTES : end], seed=frame_seed)
-    if (digest,) != _HEADER_DIGEST.unpack_from(data, at + _DIGEST_AT):
+    digest_at = at + _DIGEST_AT
+    frame_seed = _digest(data[at:digest_at], seed)
+    if (_digest(data[records_at:end], frame_seed),) != _HEADER_DIGEST.unpack_from(data, digest_at):
         return None
-    return FrameHeader(FileKind(kind), number, count, first_sequence, deletes_before)
+    return int(count)
 
 
 def magic_rows(rows: NDArray[np.uint8]) -> NDArray[np.int64]:

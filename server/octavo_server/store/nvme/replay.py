@@ -18,7 +18,7 @@ The rules, and why a damaged file never brings back what was deleted:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,27 +26,29 @@ from numpy.typing import NDArray
 
 from octavo_server.store.nvme.records import (
     BODY_ALIGN_BYTES,
+    HEADER,
     HEADER_BYTES,
     RECORD,
     FileKind,
-    FrameHeader,
     Kind,
     Records,
-    decode_header,
     magic_rows,
+    sound_record_count,
 )
 
 ROWS_PER_RECORD: Final = RECORD.itemsize // HEADER_BYTES
 FIRST_SEQUENCE: Final = 1
 
 _NO_RECORDS: Final = np.empty(0, dtype=RECORD)
+_NO_HEADERS: Final = np.empty(0, dtype=HEADER)
 
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
     """The sound frames of one file. ``records`` are theirs, one after the other."""
 
-    frames: list[FrameHeader]
+    headers: NDArray[np.void]
+    """Of the frames: an array of HEADER."""
     records: Records
     sound_bytes: int
     """Up to the end of the last sound frame."""
@@ -73,19 +75,19 @@ def scan(data: NDArray[np.uint8], kind: FileKind, number: int, seed: int) -> Fil
     row_count = len(data) // HEADER_BYTES
     rows = data[: row_count * HEADER_BYTES].reshape(row_count, HEADER_BYTES)
     view = data.data
-    frames: list[FrameHeader] = []
-    is_record = np.zeros(row_count, dtype=np.bool_)
+    frame_rows: list[int] = []
     candidates: list[int] | None = None  # where else a frame may begin, last first
     row = sound_rows = gap_count = 0
     while row < row_count:
-        header = decode_header(view, row * HEADER_BYTES, seed)
-        if header is not None and header.file_kind == kind and header.file_number == number:
+        count = sound_record_count(
+            view, row * HEADER_BYTES, file_kind=kind, file_number=number, seed=seed
+        )
+        if count is not None:
             if row != sound_rows:
                 gap_count += 1
-            end = row + 1 + header.record_count * ROWS_PER_RECORD
-            is_record[row + 1 : end] = True
-            frames.append(header)
-            row = sound_rows = end
+            frame_rows.append(row)
+            row += 1 + count * ROWS_PER_RECORD
+            sound_rows = row
             continue
         if candidates is None:
             candidates = magic_rows(rows)[::-1].tolist()
@@ -94,9 +96,18 @@ def scan(data: NDArray[np.uint8], kind: FileKind, number: int, seed: int) -> Fil
         if not candidates:
             break
         row = candidates.pop()
-    records = np.ascontiguousarray(rows[is_record]).reshape(-1).view(RECORD)
+    headers_at = np.array(frame_rows, dtype=np.int64)
+    headers = rows[headers_at].reshape(-1).view(HEADER)
+    edges = np.zeros(row_count + 1, dtype=np.int8)  # +1 where records begin, -1 behind them
+    begins = headers_at + 1
+    ends = begins + headers["record_count"].astype(np.int64) * ROWS_PER_RECORD
+    edges[begins[ends > begins]] = 1
+    edges[ends[ends > begins]] = -1
+    records = rows[np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)]
     sound_bytes = sound_rows * HEADER_BYTES
-    return FileScan(frames, records, sound_bytes, sound_bytes < len(data), gap_count)
+    return FileScan(
+        headers, records.reshape(-1).view(RECORD), sound_bytes, sound_bytes < len(data), gap_count
+    )
 
 
 class LogEnd(NamedTuple):
@@ -106,68 +117,85 @@ class LogEnd(NamedTuple):
     delete_count: int
 
 
-@dataclass(slots=True)
-class _Walk:
-    """Checks that frames follow each other, over all logs in their order."""
+class _Trust(NamedTuple):
+    """What the frames of all logs, in their order, say about each other."""
 
-    sequence: int
-    deletes: int
-    record_at: int
-    trusted_from: int = 0
-    lost_record_count: int = 0
-    stale_ranges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    end: LogEnd
+    trusted_from: int | None
+    """The first log record that no lost delete can have been about; None if none was lost."""
+    lost_record_count: int
+    stale: list[tuple[int, int]]
+    """Ranges of log records that repeat what was told before."""
 
-    def frame(self, header: FrameHeader, deletes_within: int) -> None:
-        end = self.record_at + header.record_count
-        if header.first_sequence < self.sequence:  # told before: a copy of an older frame
-            self.stale_ranges.append((self.record_at, end))
+
+def _trust(start: LogEnd, logs: Sequence[FileScan], end: LogEnd | None) -> _Trust:
+    headers = np.concatenate([_NO_HEADERS, *(log.headers for log in logs)])
+    first = headers["first_sequence"].astype(np.int64)
+    count = headers["record_count"].astype(np.int64)
+    before = headers["deletes_before"].astype(np.int64)
+    kinds = [_NO_RECORDS["kind"], *(log.records["kind"] for log in logs)]
+    deletes = np.concatenate(kinds) == Kind.DELETE
+    ends_at = np.cumsum(count)
+    deletes_until = np.concatenate([[0], np.cumsum(deletes)])
+    within = deletes_until[ends_at] - deletes_until[ends_at - count]
+    if end is not None:
+        first = np.append(first, end.next_sequence)
+        before = np.append(before, end.delete_count)
+        count, within = np.append(count, 0), np.append(within, 0)
+    told = np.append(start.next_sequence, first + count)
+    told_deletes = np.append(start.delete_count, before + within)
+    if (first == told[:-1]).all() and (before == told_deletes[:-1]).all():
+        return _Trust(LogEnd(int(told[-1]), int(told_deletes[-1])), None, 0, [])
+    # Something is missing or repeated: one frame after the other.
+    sequence, delete_count = start
+    record_at = lost = 0
+    trusted_from: int | None = None
+    stale: list[tuple[int, int]] = []
+    columns = (first.tolist(), count.tolist(), before.tolist(), within.tolist())
+    for frame_first, frame_count, frame_before, frame_within in zip(*columns, strict=True):
+        if frame_first < sequence:
+            stale.append((record_at, record_at + frame_count))
         else:
-            self.lost_record_count += header.first_sequence - self.sequence
-            if header.deletes_before != self.deletes:
-                self.trusted_from = self.record_at
-            self.sequence = header.first_sequence + header.record_count
-            self.deletes = header.deletes_before + deletes_within
-        self.record_at = end
+            lost += frame_first - sequence
+            if frame_before != delete_count:
+                trusted_from = record_at
+            sequence = frame_first + frame_count
+            delete_count = frame_before + frame_within
+        record_at += frame_count
+    return _Trust(LogEnd(sequence, delete_count), trusted_from, lost, stale)
 
 
 def replay(
     snapshot: FileScan | None, logs: Sequence[FileScan], end: LogEnd | None = None
 ) -> Replay:
     """State after ``snapshot`` (none for a young store) and then ``logs`` in their order."""
-    base = snapshot.frames[0] if snapshot and snapshot.frames else None
-    base_records = snapshot.records if snapshot else _NO_RECORDS
-    walk = _Walk(
-        sequence=base.first_sequence if base else FIRST_SEQUENCE,
-        deletes=base.deletes_before if base else 0,
-        record_at=len(base_records),
-    )
-    for log in logs:
-        deletes_at = np.cumsum(log.records["kind"] == Kind.DELETE, dtype=np.int64)
-        begin = seen = 0
-        for header in log.frames:
-            begin += header.record_count
-            total = int(deletes_at[begin - 1]) if begin else 0
-            walk.frame(header, total - seen)
-            seen = total
-    if end is not None:
-        walk.frame(FrameHeader(FileKind.LOG, 0, 0, end.next_sequence, end.delete_count), 0)
-    records = np.concatenate([base_records, *(log.records for log in logs)])
-    if walk.stale_ranges:
-        sound = np.ones(len(records), dtype=np.bool_)
-        for stale_begin, stale_end in walk.stale_ranges:
-            sound[stale_begin:stale_end] = False
-        trusted = sound & (np.arange(len(records)) >= walk.trusted_from)
-        records = records[trusted]
-    elif walk.trusted_from:
-        records = records[walk.trusted_from :]
+    start = LogEnd(FIRST_SEQUENCE, 0)
+    base_records = _NO_RECORDS
+    if snapshot is not None and len(snapshot.headers):
+        base_records = snapshot.records
+        base = snapshot.headers[0]
+        start = LogEnd(int(base["first_sequence"]), int(base["deletes_before"]))
+    trust = _trust(start, logs, end)
+    log_records = [log.records for log in logs]
+    distrusted = 0
+    if trust.stale or trust.trusted_from is not None:
+        joined = np.concatenate([_NO_RECORDS, *log_records])
+        believed = np.arange(len(joined)) >= (trust.trusted_from or 0)
+        for stale_begin, stale_end in trust.stale:
+            believed[stale_begin:stale_end] = False
+        if trust.trusted_from is not None:
+            distrusted = len(base_records) + trust.trusted_from
+            base_records = _NO_RECORDS
+        log_records = [joined[believed]]
+    records = np.concatenate([base_records, *log_records])
     live = records[_live_rows(records)]
     kept = _without_overlaps(live)
     return Replay(
         live=kept,
-        next_sequence=walk.sequence,
-        delete_count=walk.deletes,
-        lost_record_count=walk.lost_record_count,
-        distrusted_record_count=walk.trusted_from,
+        next_sequence=trust.end.next_sequence,
+        delete_count=trust.end.delete_count,
+        lost_record_count=trust.lost_record_count,
+        distrusted_record_count=distrusted,
         overlap_count=len(live) - len(kept),
     )
 
