@@ -26,9 +26,7 @@ def read(name: str, data: bytes, dtype: np.dtype[Any], rows: int | None = None) 
         ColumnError: ``data`` is no whole number of rows, or not ``rows`` of them.
     """
     if len(data) % dtype.itemsize:
-        raise ColumnError(
-            f"{name} has {len(data)} bytes, which is no multiple of {dtype.itemsize}"
-        )
+        raise ColumnError(f"{name} has {len(data)} bytes, which is no multiple of {dtype.itemsize}")
     column = np.frombuffer(data, dtype=dtype)
     if rows is not None and len(column) != rows:
         raise ColumnError(f"{name} has {len(column)} rows, must have {rows}")

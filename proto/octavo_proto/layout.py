@@ -92,7 +92,9 @@ class Layout:
         _require("name", self.name, bool(self.name), "a name")
         _require("model", self.model, bool(self.model), "a model identity")
         _require("key_scheme", self.key_scheme, self.key_scheme == KEY_SCHEME, repr(KEY_SCHEME))
-        _require("weights_epoch", self.weights_epoch, 0 <= self.weights_epoch < 2**63, "0 to 2^63-1")
+        _require(
+            "weights_epoch", self.weights_epoch, 0 <= self.weights_epoch < 2**63, "0 to 2^63-1"
+        )
         _require("kv_group", self.kv_group, 0 <= self.kv_group < 2**16, "0 to 65535")
         parts = self.layer_parts * self.head_parts
         _require("layer_parts", self.layer_parts, self.layer_parts >= 1, "at least 1")
@@ -127,7 +129,10 @@ class Layout:
         else:
             _require("rope_dim", self.rope_dim, self.rope_dim == 0, "0 unless MLA")
             _require(
-                "head_parts", self.head_parts, self.head_parts <= self.kv_heads, "at most `kv_heads`"
+                "head_parts",
+                self.head_parts,
+                self.head_parts <= self.kv_heads,
+                "at most `kv_heads`",
             )
 
     @property

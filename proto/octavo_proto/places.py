@@ -29,3 +29,11 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
     """The Unix socket of the user's node."""
     return runtime_directory(environ) / SOCKET_NAME
+
+
+def user_state_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the user's nodes keep what must outlive a reboot; it may not exist yet."""
+    base = environ.get("XDG_STATE_HOME")
+    if base and os.path.isabs(base):
+        return Path(base) / "octavo"
+    return Path.home() / ".local" / "state" / "octavo"

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from octavo_proto.places import default_socket
+from octavo_proto.places import default_socket, user_state_directory
 from octavo_server.addresses import HostPort, parse_address
 from octavo_server.quantities import parse_bytes, parse_seconds
 
@@ -200,8 +200,14 @@ class Settings(BaseModel):
 
     @property
     def state_directory(self) -> Path:
-        """``state_dir``, else the socket's directory."""
-        return self.state_dir or self.listen_unix.parent
+        """``state_dir``; else a place that lives as long as the pages do.
+
+        Pages on NVMe outlive a reboot, so the key that names them must too; a node without an
+        NVMe tier leaves nothing behind, and its key may lie beside its socket.
+        """
+        if self.state_dir is not None:
+            return self.state_dir
+        return self.listen_unix.parent if self.nvme_dir is None else user_state_directory()
 
     @property
     def master_key_path(self) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,12 +83,6 @@ def start(settings: Settings) -> int:
             require_free_port("http", settings.http_address)
         require_memory(settings.memory_bytes)
         configure_logs(settings.log_level, settings.log_format)
-        if settings.nvme_dir is not None and settings.state_dir is None:
-            logging.getLogger(__name__).warning(
-                "state_dir is not set: when the master key in %s is lost, so are the pages in %s",
-                settings.state_directory,
-                settings.nvme_dir,
-            )
         # Late: a refusal above should not wait for gRPC and numpy to load.
         from octavo_server import assembly
 
