@@ -26,8 +26,9 @@ from tests.nodes import NodeProcess
 
 import octavo
 from octavo import Status
+from octavo.transport.shm import ShmTransport
 
-pytestmark = pytest.mark.parametrize("transport", ["shm", "grpc"])
+both_transports = pytest.mark.parametrize("transport", ["shm", "grpc"])
 only_shm = pytest.mark.parametrize("transport", ["shm"])
 
 
@@ -45,6 +46,7 @@ def arena_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:octavo")
 
 
+@both_transports
 def test_a_killed_node_is_a_miss_and_a_restarted_one_is_found(
     tmp_path: Path, transport: str
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_killed_node_is_a_miss_and_a_restarted_one_is_found(
         assert client.node.boot_id != first.boot_id
 
 
+@both_transports
 def test_the_first_call_after_a_quick_restart_is_served(tmp_path: Path, transport: str) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
         chain, data = stored_prompt(client, 2, 4)
@@ -76,6 +79,7 @@ def test_the_first_call_after_a_quick_restart_is_served(tmp_path: Path, transpor
         assert client.health.swallowed_count == 0
 
 
+@both_transports
 def test_a_node_with_another_master_key_gets_keys_of_its_own(
     tmp_path: Path, transport: str
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_copy_in_progress_survives_the_death_of_the_node(tmp_path: Path, trans
         until(lambda: arena_mappings() == 0, 1.0)
 
 
+@both_transports
 def test_a_hung_node_is_a_miss_within_the_deadline_and_recovers(
     tmp_path: Path, transport: str
 ) -> None:
@@ -187,7 +192,8 @@ def test_a_put_whose_commit_is_not_answered_never_lends_its_ring_again(
         chain = client.chain(prompt(8, 4))
         result = client.put(chain, Source())
         assert result.counts == {Status.UNAVAILABLE: 4 * UNITS}
-        ring = session.transport.ring  # type: ignore[attr-defined]
+        assert isinstance(session.transport, ShmTransport)
+        ring = session.transport.ring
         assert ring.used_bytes == 4 * UNITS * UNIT, "the node may read it still"
         node.resume()
         until(lambda: ring.used_bytes == 0, 5)  # answered late, thus free again
@@ -197,6 +203,7 @@ def test_a_put_whose_commit_is_not_answered_never_lends_its_ring_again(
         assert np.array_equal(buffer, data)
 
 
+@both_transports
 def test_a_worker_killed_in_the_middle_of_a_put_leaves_nothing_behind(
     tmp_path: Path, transport: str
 ) -> None:
@@ -219,6 +226,7 @@ def test_a_worker_killed_in_the_middle_of_a_put_leaves_nothing_behind(
             assert watcher.put(chain, octavo.BufferSource(data, UNIT)).stored_pages == 4
 
 
+@both_transports
 def test_a_forked_child_opens_a_session_of_its_own(tmp_path: Path, transport: str) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
         chain = client.chain(prompt(10, 4))  # nothing is dialled yet
@@ -236,6 +244,7 @@ def test_a_forked_child_opens_a_session_of_its_own(tmp_path: Path, transport: st
         assert client.get(chain, sink_for(buffer)).page_count == 4
 
 
+@both_transports
 def test_many_gets_through_restarts_never_see_a_wrong_byte(tmp_path: Path, transport: str) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
         stop = threading.Event()

@@ -76,9 +76,9 @@ class StagedPut:
         node_ended_it = False
         try:
             commit_count = self._fill_and_commit(rows, reserved, source)
+            node_ended_it = commit_count == 1  # it said that it is the last, answered or not
             worker_s = time.monotonic() - started_s
             self._collect(0)
-            node_ended_it = commit_count == 1
         except NodeUnavailable as error:
             # Some rows may be stored already, and each row of a call gets its status.
             self._health.failure("put_cut_short", error)
