@@ -61,8 +61,11 @@ def read_chain(session: Session, chain: cache_pb2.Chain, pages_max: int) -> Chai
     )
 
 
-def check_distinct(keys: NDArray[np.uint64]) -> None:
-    """Raises RequestError when a key occurs twice."""
+def check_distinct(chain: ChainView) -> None:
+    """Raises RequestError when a key occurs twice, the parent's included."""
+    keys = chain.keys
+    if chain.parent is not None and (keys == chain.parent).all(axis=1).any():
+        raise RequestError("parent_key: is the key of one of the chain's pages as well")
     if len(keys) < 2:
         return
     order = np.lexsort((keys[:, 1], keys[:, 0]))

@@ -32,17 +32,18 @@ class Deadline:
         earlier = due < self.due
         self.due = due
         if earlier:
-            self._deadlines.push(due, self._check)
+            self._deadlines.push(due, self.check)
 
     def cancel(self) -> None:
         """It never runs out."""
         self._cancelled = True
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Expires it if it has run out, else waits on. For ``Deadlines``."""
         if self._cancelled:
             return
         if self.due > self._deadlines.now():
-            self._deadlines.push(self.due, self._check)
+            self._deadlines.push(self.due, self.check)
             return
         self._cancelled = True
         self._expire()
@@ -59,7 +60,7 @@ class Deadlines:
     def after(self, delay_s: float, expire: Callable[[], None]) -> Deadline:
         """``expire`` is called when ``delay_s`` have passed, unless it is moved or cancelled."""
         deadline = Deadline(self, self.now() + delay_s, expire)
-        self.push(deadline.due, deadline._check)
+        self.push(deadline.due, deadline.check)
         return deadline
 
     def push(self, due: float, expire: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -65,7 +65,7 @@ _UNWANTED, _LOADING, _BEING_WRITTEN, _SETTLED = range(4)
 
 async def get(
     cache: PageCache, session: Session, request: GetPages
-) -> AsyncIterator[Grant | Outcome]:
+) -> AsyncGenerator[Grant | Outcome]:
     """See ``PageCache.get``."""
     reader = _Reader(cache, session, request)
     try:
@@ -103,13 +103,16 @@ class _Reader:
         self._state[wanted] = _LOADING
         if request.wait_pending:
             behind = max(first, page_count)
-            writing = is_pending(cache, rows[behind:])
-            count = len(writing) if chain.unlinked else leading(writing)
-            self._state[behind : behind + count][writing[:count]] = _BEING_WRITTEN
+            pending = is_pending(cache, rows[behind:])
+            count = len(pending) if chain.unlinked else leading(pending)
+            self._state[behind : behind + count][pending[:count]] = _BEING_WRITTEN
         cache.pins.pin(rows[self._waiting])
         if hold is not None:
             cache.leases.release_hold(session, hold.hold_id)  # its pins are this get's now
-        self._subscribed = self._rows[self._waiting & ~self._in_memory()]
+        # A page that is being written is waited for even where the wanted units are here: it
+        # is present when the units of the other ranks are.
+        writing = self._state == _BEING_WRITTEN
+        self._subscribed = self._rows[writing | (self._waiting & ~self._in_memory())]
         if len(self._subscribed):
             cache.arrivals.subscribe(self._subscribed, self._waiter)
             self._load()

@@ -58,6 +58,7 @@ class Loader:
         self._waiting: deque[tuple[int, int]] = deque()  # (page row, unit row)
         self._loading: dict[int, int] = {}  # unit row → page row, waiting ones included
         self._reading = 0
+        self._starting = False
         self._outcomes: list[tuple[ReadRequest, UnitOutcome]] = []
         self._work_off_due = False
         self._worked_off_at = 0.0
@@ -90,9 +91,18 @@ class Loader:
 
     def advance(self) -> None:
         """Starts waiting reads as far as depth and room allow. Called when either grew."""
-        count = min(len(self._waiting), LOADS_MAX - self._reading)
-        if count <= 0:
+        if self._starting:  # giving up on a page unpins it, which leads back here
             return
+        self._starting = True
+        try:
+            while self._waiting and self._reading < LOADS_MAX and self._start_some():
+                pass
+        finally:
+            self._starting = False
+
+    def _start_some(self) -> bool:
+        """Starts reads or gives up on them; False where it takes more room to go on."""
+        count = min(len(self._waiting), LOADS_MAX - self._reading)
         table = self._table
         batch = [self._waiting.popleft() for _ in range(count)]
         # Withdrawn (quarantined, deleted) since it was asked for: nothing to read any more.
@@ -129,6 +139,7 @@ class Loader:
         self._reading += len(requests)
         if requests:
             self._store.read(requests, self._arrived)
+        return len(requests) == len(batch)
 
     def _measure(self, size_bytes: int) -> None:
         """Keeps ``bytes_per_s``: a moving average over spells of at least 16 MiB."""
@@ -171,7 +182,11 @@ class Loader:
         unit_rows = np.array([request.tag for request, _ in outcomes], dtype=np.int32)
         rows = np.array([self._loading.pop(int(unit)) for unit in unit_rows], dtype=np.int32)
         good = np.array([outcome is UnitOutcome.OK for _, outcome in outcomes], dtype=np.bool_)
+        # Deleted or quarantined while it was read: its slot may have been given to another
+        # page by then, and what was found there is no fault of the device.
+        gone = ~good & (table.units.nvme_offset[unit_rows] == NOWHERE)
         corrupt = np.array([outcome is UnitOutcome.CORRUPT for _, outcome in outcomes], np.bool_)
+        corrupt &= ~gone
         pages, first = np.unique(rows[good], return_inverse=True)
         masks = table.memory_mask[pages]
         bits = np.uint64(1) << (unit_rows[good] - table.unit_base[rows[good]]).astype(np.uint64)
@@ -182,7 +197,8 @@ class Loader:
         self._counters.add("nvme_load_failed_units", int((~good).sum()))
         self._arrivals.changed(pages)
         self._arrivals.failed(rows[corrupt], CORRUPT)
-        self._arrivals.failed(rows[~good & ~corrupt], UNAVAILABLE)
+        self._arrivals.failed(rows[gone], MISSING)
+        self._arrivals.failed(rows[~good & ~corrupt & ~gone], UNAVAILABLE)
         if corrupt.any():
             self._quarantine(np.unique(rows[corrupt]))
         self._pins.unpin(rows)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_server.cache.chains import ChainView
 from octavo_server.cache.leases import Hold
-from octavo_server.cache.page_table import Rows
+from octavo_server.cache.page_table import NO_ROW, Rows
 from octavo_server.cache.session import Session
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def hold(
     if not found.page_count:
         return None
     table = cache.table
-    rows = found.rows[: found.page_count] if not chain.unlinked else found.rows
+    # Of unlinked pages those that are present, and of others the prefix. A page that is still
+    # incomplete must not be held: its units may get other places.
+    rows = found.rows if chain.unlinked else found.rows[: found.page_count]
+    rows = np.where(found.present[: len(rows)], rows, np.int32(NO_ROW)).astype(np.int32)
     credit = int(
         cache.limits.hold_share_max * cache.memory.arena.capacity_bytes
     ) - cache.leases.held_bytes(session)
@@ -67,7 +70,7 @@ def hold(
     if not held:
         return None
     kept = rows.copy()
-    kept[np.flatnonzero(rows >= 0)[held:]] = -1  # beyond the session's credit: not held
+    kept[np.flatnonzero(rows >= 0)[held:]] = NO_ROW  # beyond the session's credit: not held
     made = cache.leases.hold(session, chain, kept, pinned, int(sizes[held - 1]), duration_s)
     cache.policy.touch(pinned)
     if cache.loader is not None:
@@ -86,6 +89,7 @@ def is_present(
     present: NDArray[np.bool_] = (
         (rows >= 0) & (here == table.full_mask[rows]) & (table.layout[rows] == chain.layout_number)
     )
+    present &= ~table.withdrawn[rows]  # a hold may know a page that was deleted since
     if session.variants is not None:
         present &= session.can_read(table.variant[rows])
     return present

@@ -12,6 +12,7 @@ from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.cache.reclaim import Reclaimer, TierColumns
 from octavo_server.eviction.policy import EvictionPolicy
 from octavo_server.store.arena import Arena
+from octavo_server.store.slabs import sizes_of_slots
 
 
 class MemoryTier:
@@ -41,8 +42,9 @@ class MemoryTier:
         """A place for each unit, evicting others as needed; NOWHERE where there is no room."""
         slots = self.arena.slots
         offsets = np.full(len(lengths), NOWHERE, dtype=np.int64)
-        for length in np.unique(lengths).tolist():
-            wanted = np.flatnonzero(lengths == length)
+        sizes = sizes_of_slots(lengths)
+        for length in np.unique(sizes).tolist():
+            wanted = np.flatnonzero(sizes == length)
             found = slots.allocate(length, len(wanted))
             while len(found) < len(wanted):
                 victims = self._reclaimer.victims(length, len(wanted) - len(found))

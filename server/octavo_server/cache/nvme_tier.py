@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH_UNITS: Final = 32
 _BATCHES_MAX: Final = 4
+_STALE_MAX: Final = 4096
 """Units a write batch, and batches at a time: enough to keep a device's queue full while the
 log is appended to; more would only pin more memory."""
 
@@ -67,6 +68,7 @@ class NvmeTier:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writes: dict[asyncio.Task[None], Rows] = {}
 
     @property
     def queue_depth(self) -> int:
@@ -82,6 +84,8 @@ class NvmeTier:
         table.queued[rows] = True
         self._queue.append(rows)
         self._queued_total += len(rows)
+        if self.queue_depth > 2 * table.row_count + _STALE_MAX:
+            self._drop_stale()
         self._wake.set()
 
     async def run(self) -> None:
@@ -92,7 +96,9 @@ class NvmeTier:
             while self._queue and self._in_flight < _BATCHES_MAX:
                 rows, taken = self._next_batch()
                 self._in_flight += 1
-                self._start(self._write(rows, taken))
+                task = self._start(self._write(rows, taken))
+                self._writes[task] = rows
+                task.add_done_callback(self._writes.pop)
 
     async def settle(self) -> None:
         """Waits until everything queued before this call was written or given up."""
@@ -124,6 +130,10 @@ class NvmeTier:
         table.units.nvme_offset[units] = NOWHERE
         return self._start(self._forget(records, deleted=deleted))
 
+    def writes_of(self, rows: Rows) -> tuple[asyncio.Task[None], ...]:
+        """Writes under way that any of these pages are part of."""
+        return tuple(task for task, batch in self._writes.items() if np.isin(batch, rows).any())
+
     def forget_records(self, records: Records) -> None:
         """Takes units off NVMe that no row stands for."""
         self._start(self._forget(records))
@@ -143,6 +153,17 @@ class NvmeTier:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("an NVMe transfer failed unexpectedly", exc_info=task.exception())
+
+    def _drop_stale(self) -> None:
+        """Takes out of the queue what was evicted while it waited: a device that hangs must not
+        let it grow with each put."""
+        waiting = np.concatenate(list(self._queue))
+        _, first = np.unique(waiting, return_index=True)
+        kept = waiting[np.sort(first)]
+        kept = kept[self._table.queued[kept]]
+        self._queue = deque([kept] if len(kept) else [])
+        self._settled_total += len(waiting) - len(kept)
+        self._settled.set()
 
     def _next_batch(self) -> tuple[Rows, int]:
         """Rows to write now, and how many left the queue for them."""

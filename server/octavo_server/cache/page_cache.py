@@ -14,7 +14,7 @@ two awaits the columns agree with each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,7 +100,7 @@ class PageCache:
                 lambda rows: removing.quarantine(self, rows),
             )
             recover_pages(self, store.take_recovered())
-            self.pins.on_unpin = self.loader.advance
+            self.pins.on_room = self.loader.advance
         self.pins.on_last_unpin = lambda rows: removing.let_go(self, rows)
 
     # Reading
@@ -123,7 +123,7 @@ class PageCache:
 
     def get(
         self, session: Session, request: getting.GetPages
-    ) -> AsyncIterator[getting.Grant | getting.Outcome]:
+    ) -> AsyncGenerator[getting.Grant | getting.Outcome]:
         """Grants as pages become readable; the last item is the outcome, a status a page."""
         return getting.get(self, session, request)
 
@@ -177,9 +177,9 @@ class PageCache:
         rows = table.live_rows()
         rows = rows[np.isin(table.namespace[rows], namespaces) & ~table.withdrawn[rows]]
         full = table.full_mask[rows]
-        on_nvme = (table.nvme_mask[rows] == full) & synced
+        durable = (table.nvme_mask[rows] == full) & synced
         in_memory = table.memory_mask[rows] == full
-        return FlushAnswer(int(on_nvme.sum()), int((in_memory & ~on_nvme).sum()))
+        return FlushAnswer(int((in_memory & durable).sum()), int((in_memory & ~durable).sum()))
 
     async def close(self) -> None:
         """Ends transfers under way. The store and the arena are the assembly's to close."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_server.cache.key_index import KeyIndex
+from octavo_server.cache.lineage import children_among, with_ancestors
 
 Rows = NDArray[np.int32]
 
@@ -209,6 +210,17 @@ class PageTable(_Columns):
         np.add.at(self.memory_children, parents, (self.memory_mask[rows] != 0).astype(np.int32))
         np.add.at(self.nvme_children, parents, (self.nvme_mask[rows] != 0).astype(np.int32))
 
+    def unlink(self, rows: Rows) -> None:
+        """Takes their parents from rows that have one; the parents go if nothing is left."""
+        parents = self.parent[rows]
+        np.subtract.at(self.child_rows, parents, 1)
+        np.subtract.at(
+            self.memory_children, parents, (self.memory_mask[rows] != 0).astype(np.int32)
+        )
+        np.subtract.at(self.nvme_children, parents, (self.nvme_mask[rows] != 0).astype(np.int32))
+        self.parent[rows] = NO_ROW
+        self.drop_unused(parents)
+
     def set_memory_mask(self, rows: Rows, masks: NDArray[np.uint64]) -> None:
         """Changes which units are in memory, and the parents' counts with it."""
         self._set_mask(self.memory_mask, self.memory_children, rows, masks)
@@ -219,7 +231,7 @@ class PageTable(_Columns):
 
     def withdraw(self, rows: Rows) -> None:
         """From now on no look-up finds these rows. Their places are the caller's to free."""
-        rows = rows[~self.withdrawn[rows]]
+        rows = np.unique(rows[~self.withdrawn[rows]])
         self.index.remove(rows)
         self.withdrawn[rows] = True
 
@@ -232,9 +244,12 @@ class PageTable(_Columns):
                 & (self.nvme_mask[rows] == 0)
                 & (self.reserved_mask[rows] == 0)
                 & (self.pins[rows] == 0)
-                & (self.child_rows[rows] == 0)
                 & (self.unit_count[rows] != 0)
             ]
+            # Whole chains go at once: a row may go with all of its children.
+            parents = self.parent[rows]
+            needed = self.child_rows[rows] != children_among(rows, parents)
+            rows = rows[~with_ancestors(rows, parents, needed)]
             self.index.remove(rows[~self.withdrawn[rows]])
             self.units.free(self.unit_base[rows], self.unit_count[rows])
             self.unit_count[rows] = 0  # marks a free row

@@ -14,12 +14,14 @@ class Pins:
     """Leases, holds and transfers pin pages; a pinned page keeps its places in every tier.
 
     A page of which nothing is wanted any more goes to ``on_last_unpin`` with its last pin.
+    ``on_room`` is called whenever something may have become free: whoever waits for room in
+    memory tries again.
     """
 
     def __init__(self, table: PageTable) -> None:
         self._table: Final = table
         self.on_last_unpin: Callable[[Rows], None] = lambda _rows: None
-        self.on_unpin: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = lambda: None
 
     def pin(self, rows: Rows) -> None:
         """One more reason for each of ``rows`` to stay (a row may occur more than once)."""
@@ -32,7 +34,6 @@ class Pins:
         np.subtract.at(self._table.pins, rows, 1)
         assert (self._table.pins[rows] >= 0).all(), "a page was unpinned more often than pinned"
         self.settle(rows)
-        self.on_unpin()
 
     def settle(self, rows: Rows) -> None:
         """Lets those of ``rows`` go that were withdrawn, or are empty, and that nothing needs."""
@@ -43,3 +44,4 @@ class Pins:
         ]
         if len(gone):
             self.on_last_unpin(np.unique(gone))
+        self.on_room()

@@ -2,17 +2,19 @@
 
 Victims are pages that nobody holds, in the policy's order, and only such whose children in
 the tier go with them: chains lose their tail first and stay closed. Pages that still wait to
-be written to NVMe go last.
+be written to NVMe go after all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_server.cache.lineage import children_among, with_ancestors, with_descendants
 from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.eviction.policy import EvictionPolicy
 from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
@@ -21,6 +23,9 @@ _RANKED_MIN: Final = 256
 _RANKED_SHARE: Final = 16
 """A ranking orders 1/16 of the candidates, at least 256: the scan over all pages (about 10 ms
 for a million) is then paid once for that many evictions."""
+
+_SLABS_TRIED: Final = 8
+"""Slabs of other sizes that are looked at, coldest first, before the wanted size gives way."""
 
 NO_ROWS: Final[Rows] = np.empty(0, dtype=np.int32)
 
@@ -39,22 +44,39 @@ class TierColumns:
     other_children: NDArray[np.int32]
 
 
+class _Reach(Enum):
+    """Which pages may be named as victims, each more than the one before."""
+
+    WRITTEN = auto()
+    """Those that don't wait to be written to NVMe."""
+    ALL = auto()
+    """Those that wait as well: what is lost is lost before it was durable."""
+    CUTTING = auto()
+    """Those, too, that are the only link to pages of the other tier (which writes that failed
+    leave behind): better these become unreachable than that nothing can be put any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """Victims in order, with the time of last use that each had when ranked."""
+    """Victims in order, with the time of last use that each had when ranked, and how many
+    slots of the wanted size each gives.
+    """
 
     rows: Rows
     touched: NDArray[np.int64]
+    slot_counts: NDArray[np.int64]
 
-    def split(self, count: int) -> tuple[_Ranking, _Ranking]:
-        """The first ``count`` of them, and the rest."""
+    def split(self, slot_count: int) -> tuple[_Ranking, _Ranking]:
+        """As many as give ``slot_count`` slots, and the rest."""
+        sums = np.cumsum(self.slot_counts[:slot_count])
+        count = int(np.searchsorted(sums, slot_count)) + 1
         return (
-            _Ranking(self.rows[:count], self.touched[:count]),
-            _Ranking(self.rows[count:], self.touched[count:]),
+            _Ranking(self.rows[:count], self.touched[:count], self.slot_counts[:count]),
+            _Ranking(self.rows[count:], self.touched[count:], self.slot_counts[count:]),
         )
 
 
-_NO_RANKING: Final = _Ranking(NO_ROWS, np.empty(0, dtype=np.int64))
+_NO_RANKING: Final = _Ranking(NO_ROWS, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class Reclaimer:
@@ -76,19 +98,20 @@ class Reclaimer:
     def victims(self, length: int, count: int) -> Rows:
         """Pages whose leaving gives up to ``count`` slots for units of ``length`` bytes.
 
-        Usually about ``count`` pages, sometimes a whole slab's worth. Empty: nothing can go.
+        Usually just as many as that takes, sometimes a whole slab's worth. Empty: nothing
+        can go.
         """
         size_bytes = self._slots.slot_bytes(length)
-        for everything in (False, True):
+        for reach in _Reach:
             ranked = self._ranked.pop(size_bytes, _NO_RANKING)
             if not len(ranked.rows):
-                ranked = self._rank(size_bytes, everything=everything)
+                ranked = self._rank(size_bytes, reach)
                 colder = self._colder_slab(length, ranked.rows)
                 if len(colder):
                     return colder
             while len(ranked.rows):
                 batch, ranked = ranked.split(count)
-                victims = self._free_to_go(batch)
+                victims = self._free_to_go(batch, reach)
                 if len(victims):
                     self._ranked[size_bytes] = ranked
                     return victims
@@ -109,44 +132,41 @@ class Reclaimer:
         stays: NDArray[np.bool_] = self._columns.other_mask[rows] == self._table.full_mask[rows]
         return stays
 
-    def _rank(self, size_bytes: int, *, everything: bool) -> _Ranking:
+    def _rank(self, size_bytes: int, reach: _Reach) -> _Ranking:
         """Pages with a unit of this slot size that may go, in the policy's order."""
         table = self._table
         rows = table.live_rows()
         rows = rows[self._evictable(rows)]
+        if reach is _Reach.WRITTEN:
+            rows = rows[~table.queued[rows]]
         owners, units = table.expanded(rows)
         fits = (self._columns.place[units] != NOWHERE) & (
             sizes_of_slots(table.units.length[units]) == size_bytes
         )
-        of_size = np.zeros(len(rows), dtype=np.bool_)
-        of_size[owners[fits]] = True
-        if not everything:
-            of_size &= ~table.queued[rows]
-        rows = rows[of_size]
-        count = len(rows) if everything else max(_RANKED_MIN, len(rows) // _RANKED_SHARE)
-        victims = self._policy.first_victims(rows, count)
-        return _Ranking(victims, table.touched[victims])
+        slot_counts = np.zeros(table.high_water, dtype=np.int64)
+        slot_counts[rows] = np.bincount(owners[fits], minlength=len(rows))
+        rows = rows[slot_counts[rows] != 0]
+        few = max(_RANKED_MIN, len(rows) // _RANKED_SHARE)
+        victims = self._policy.first_victims(rows, few if reach is _Reach.WRITTEN else len(rows))
+        return _Ranking(victims, table.touched[victims], slot_counts[victims])
 
-    def _free_to_go(self, ranking: _Ranking) -> Rows:
+    def _free_to_go(self, ranking: _Ranking, reach: _Reach) -> Rows:
         """Those that may go now, given that all of these go together."""
         table = self._table
         batch = ranking.rows
         unused = table.touched[batch] == ranking.touched  # neither used since, nor another page
         batch = batch[unused & (table.unit_count[batch] != 0) & self._evictable(batch)]
-        while len(batch):
-            closed = self._columns.children[batch] == _children_among(table, batch)
-            free = closed & (self._stays(batch) | (self._columns.other_children[batch] == 0))
-            if free.all():
-                break
-            batch = np.asarray(batch[free], dtype=np.int32)
-        return batch
+        if not len(batch):
+            return NO_ROWS
+        parents = table.parent[batch]
+        needed = self._columns.children[batch] != children_among(batch, parents)
+        if reach is not _Reach.CUTTING:
+            needed |= ~self._stays(batch) & (self._columns.other_children[batch] != 0)
+        return np.asarray(batch[~with_ancestors(batch, parents, needed)])
 
     def _colder_slab(self, length: int, ranked: Rows) -> Rows:
         """Pages of the coldest slab of another size, if it was used before all of ``ranked``."""
         slots, table = self._slots, self._table
-        slabs = slots.slabs_of_other_classes(length)
-        if not len(slabs):
-            return NO_ROWS
         rows = table.live_rows()
         owners, units = table.expanded(rows)
         places = self._columns.place[units]
@@ -154,35 +174,26 @@ class Reclaimer:
         slab_of = places // slots.slab_bytes
         last_used = np.zeros(slots.slab_count, dtype=np.int64)
         np.maximum.at(last_used, slab_of, table.touched[rows[owners]])
-        blocked = np.zeros(slots.slab_count, dtype=np.bool_)
-        blocked[slab_of[~self._evictable(rows)[owners]]] = True
-        slabs = slabs[~blocked[slabs]]
-        if not len(slabs):
-            return NO_ROWS
-        coldest = int(slabs[np.argmin(last_used[slabs])])
-        if len(ranked) and table.touched[ranked[0]] <= last_used[coldest]:
-            return NO_ROWS
-        victims = self._with_dependants(np.unique(rows[owners[slab_of == coldest]]))
-        return victims if self._evictable(victims).all() else NO_ROWS
+        open_to = np.zeros(slots.slab_count, dtype=np.bool_)
+        open_to[slots.slabs_of_other_classes(length)] = True
+        # A slab of which no page is known holds slots that somebody is about to use.
+        open_to &= np.bincount(slab_of, minlength=slots.slab_count) != 0
+        open_to[slab_of[~self._evictable(rows)[owners]]] = False
+        slabs = np.flatnonzero(open_to)
+        if len(ranked):
+            slabs = slabs[last_used[slabs] < table.touched[ranked[0]]]
+        for slab in slabs[np.argsort(last_used[slabs], kind="stable")][:_SLABS_TRIED].tolist():
+            victims = self._with_dependants(np.unique(rows[owners[slab_of == slab]]))
+            if self._evictable(victims).all():
+                return victims
+        return NO_ROWS
 
     def _with_dependants(self, rows: Rows) -> Rows:
         """``rows`` and the pages of this tier that would be cut off if these left the node."""
         table = self._table
         here = table.live_rows()
         here = here[self._columns.mask[here] != 0]
-        chosen = np.zeros(table.high_water + 1, dtype=np.bool_)  # the last one stands for NO_ROW
-        chosen[rows] = True
-        frontier = rows
-        while len(frontier):
-            leaving = np.zeros_like(chosen)
-            leaving[frontier[~self._stays(frontier)]] = True
-            frontier = here[leaving[table.parent[here]] & ~chosen[here]]
-            chosen[frontier] = True
-        return np.flatnonzero(chosen[:-1]).astype(np.int32)
-
-
-def _children_among(table: PageTable, rows: Rows) -> NDArray[np.int64]:
-    """For each of ``rows``, how many of the others have it as their parent."""
-    parents, counts = np.unique(table.parent[rows], return_counts=True)
-    places = np.minimum(np.searchsorted(parents, rows), len(parents) - 1)
-    return np.where(parents[places] == rows, counts[places], 0)
+        leaves = ~self._stays(here)
+        return np.asarray(
+            here[with_descendants(here, table.parent[here], np.isin(here, rows), leaves)]
+        )

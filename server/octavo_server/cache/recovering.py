@@ -23,10 +23,12 @@ def recover_pages(cache: PageCache, records: Records) -> None:
         return
     page_of, first = _group_by_page(records)
     heads = records[first]
-    units_seen = np.bincount(page_of, minlength=len(first))
-    variants_differ = np.zeros(len(first), dtype=np.bool_)
-    variants_differ[page_of[records["variant"] != heads["variant"][page_of]]] = True
-    whole = (units_seen == heads["unit_count"]) & ~variants_differ
+    units_seen = np.zeros(len(first), dtype=np.uint64)
+    np.bitwise_or.at(units_seen, page_of, np.uint64(1) << records["unit"].astype(np.uint64))
+    differs = np.zeros(len(first), dtype=np.bool_)
+    for name in ("variant", "layout", "unit_count"):
+        differs[page_of[records[name] != heads[name][page_of]]] = True
+    whole = (units_seen == _full_masks(heads["unit_count"])) & ~differs
     for unit_count in np.unique(heads["unit_count"][whole]).tolist():
         chosen = np.flatnonzero(whole & (heads["unit_count"] == unit_count))
         _add_pages(cache, heads[chosen], records, page_of, chosen, unit_count)
@@ -37,6 +39,11 @@ def recover_pages(cache: PageCache, records: Records) -> None:
     if not whole.all():
         assert cache.nvme is not None
         cache.nvme.forget_records(records[~whole[page_of]])
+
+
+def _full_masks(unit_counts: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Masks with all units of each page, of which there are 1 to 64."""
+    return ~np.uint64(0) >> (np.uint64(64) - unit_counts.astype(np.uint64))
 
 
 def _group_by_page(records: Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

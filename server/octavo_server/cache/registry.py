@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,7 @@ class Registry:
         self._namespaces: dict[str, int] = {}
         self._layouts: dict[int, KnownLayout] = {}
         self._numbers: dict[tuple[int, str], int] = {}
+        self._registering = asyncio.Lock()  # two sessions may bring two layouts of one name
         if store is not None:
             self._namespaces = {name: number for number, name in store.namespaces.items()}
             for number, layout in store.layouts.items():
@@ -43,14 +45,15 @@ class Registry:
 
     async def namespace(self, name: str) -> int:
         """The namespace's number; a new one is made durable first."""
-        number = self._namespaces.get(name)
-        if number is None:
-            if self._store is not None:
-                number = await self._store.register_namespace(name)
-            else:
-                number = len(self._namespaces) + 1
-            self._namespaces[name] = number
-        return number
+        async with self._registering:
+            number = self._namespaces.get(name)
+            if number is None:
+                if self._store is not None:
+                    number = await self._store.register_namespace(name)
+                else:
+                    number = len(self._namespaces) + 1
+                self._namespaces[name] = number
+            return number
 
     async def layout(self, namespace: int, layout: Layout) -> KnownLayout:
         """The layout under its name; a new one is made durable first.
@@ -58,27 +61,29 @@ class Registry:
         Raises:
             SessionRefusedError: the name stands for another layout; says which field differs.
         """
-        number = self._numbers.get((namespace, layout.name))
-        if number is not None:
-            known = self._layouts[number]
-            field = known.layout.first_difference(layout)
-            if field is not None:
-                raise SessionRefusedError(
-                    f"layout {layout.name!r}: {field} is {getattr(layout, field)!r}, but this "
-                    f"node knows the layout of that name with {field} "
-                    f"{getattr(known.layout, field)!r}; pages of the two would never match. Use "
-                    f"another name, or the same {field}"
-                )
-            return known
-        if self._store is not None:
-            number = await self._store.register_layout(namespace, layout)
-        else:
-            number = len(self._layouts) + 1
-        return self._add(number, namespace, layout)
+        async with self._registering:
+            number = self._numbers.get((namespace, layout.name))
+            if number is not None:
+                return self._agreed(self._layouts[number], layout)
+            if self._store is not None:
+                number = await self._store.register_layout(namespace, layout)
+            else:
+                number = len(self._layouts) + 1
+            return self._add(number, namespace, layout)
 
     def fingerprint(self, number: int) -> bytes:
         """Fingerprint of a layout by its number."""
         return self._layouts[number].fingerprint
+
+    def _agreed(self, known: KnownLayout, layout: Layout) -> KnownLayout:
+        field = known.layout.first_difference(layout)
+        if field is None:
+            return known
+        raise SessionRefusedError(
+            f"layout {layout.name!r}: {field} is {getattr(layout, field)!r}, but this node knows "
+            f"the layout of that name with {field} {getattr(known.layout, field)!r}; pages of the "
+            f"two would never match. Use another name, or the same {field}"
+        )
 
     def _add(self, number: int, namespace: int, layout: Layout) -> KnownLayout:
         known = KnownLayout(number, layout, layout.fingerprint())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 async def delete(cache: PageCache, session: Session, chain: ChainView) -> NDArray[np.uint8]:
     """See ``PageCache.delete``. Deleting needs no readable variant, only the namespace."""
-    check_distinct(chain.keys)
+    check_distinct(chain)
     rows = cache.table.find(chain.keys, chain.namespace)
     statuses = np.full(len(rows), MISSING, dtype=np.uint8)
     table = cache.table
@@ -44,10 +44,15 @@ async def clear(cache: PageCache, namespace: int, layout: int | None) -> int:
 
 
 def quarantine(cache: PageCache, rows: Rows) -> None:
-    """A page's bytes failed their check on NVMe: it is never read from there again."""
+    """Pages whose bytes failed their check on NVMe are never read from there again.
+
+    They are withdrawn as a whole: other units of theirs may still be on their way into memory,
+    and a put of the same page must not meet them there. It gets a row of its own.
+    """
     cache.counters.add("quarantined_pages", len(rows))
     assert cache.nvme is not None
     cache.nvme.withdraw(rows)
+    cache.table.withdraw(rows)
 
 
 def drop_content(cache: PageCache, rows: Rows) -> None:
@@ -65,8 +70,11 @@ def let_go(cache: PageCache, rows: Rows) -> None:
 
 async def _remove(cache: PageCache, rows: Rows) -> None:
     """Makes pages unfindable now, and returns when a restart can't bring them back either."""
-    cache.counters.add("deleted_pages", len(rows))
     table = cache.table
+    has_content = (table.memory_mask[rows] | table.nvme_mask[rows]) != 0
+    cache.counters.add("deleted_pages", int(has_content.sum()))
+    # A page that is being written to NVMe gets there, and is forgotten right after.
+    writes = cache.nvme.writes_of(rows) if cache.nvme is not None else ()
     forgotten = cache.nvme.withdraw(rows, deleted=True) if cache.nvme is not None else None
     busy = (table.pins[rows] != 0) | (table.reserved_mask[rows] != 0)
     # What is leased or being filled keeps its memory until that ends, but nobody finds it.
@@ -74,5 +82,8 @@ async def _remove(cache: PageCache, rows: Rows) -> None:
     idle = rows[~busy]
     cache.memory.drop(idle)
     table.drop_unused(idle)
+    cache.pins.on_room()
+    if writes:
+        await asyncio.wait(writes)
     if forgotten is not None:
         await asyncio.shield(forgotten)

@@ -175,7 +175,8 @@ class Reservations:
         np.bitwise_or.at(after, place, bits[stored])
         table.set_memory_mask(pages, after)
         complete = pages[after == table.full_mask[pages]]
-        self._arrivals.changed(complete)
+        # Also pages that are not complete, or not stored: there may be nothing left to wait for.
+        self._arrivals.changed(np.unique(rows))
         self._pins.settle(rows[~stored])
         return complete, stored
 

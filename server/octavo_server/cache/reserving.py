@@ -48,14 +48,15 @@ def reserve(
 ) -> tuple[Reservation | None, NDArray[np.uint8]]:
     """See ``PageCache.reserve``."""
     chain, table = request.chain, cache.table
-    check_distinct(chain.keys)
+    check_distinct(chain)
     cache.reservations.check_room(session)
-    rows = table.find(chain.keys, chain.namespace)
-    rows, parent_row = _complete_rows(cache, chain, rows)
+    _drop_empty_rows_of_other_layouts(cache, chain)
+    rows, parent_row = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
     _clear_unreadable(cache, session, request, rows)
     # Pinned, so that making room for the chain's own units can't evict the chain. All of
     # them, new rows included: a row without anything would otherwise be given back below.
-    cache.pins.pin(rows)
+    pinned = np.concatenate([parent_row, rows])
+    cache.pins.pin(pinned)
     try:
         statuses = _statuses(cache, session, request, rows)
         reserved_bytes = _place(cache, request, rows, statuses)
@@ -70,13 +71,27 @@ def reserve(
                 session, chain.layout, reserved_rows, merged, reserved_bytes, request.duration_s
             )
     finally:
-        cache.pins.unpin(rows)
-        cache.pins.settle(parent_row)
+        cache.pins.unpin(pinned)
     counts = np.bincount(statuses.ravel(), minlength=16)
     cache.counters.add("put_units_reserved", int(counts[RESERVED]))
     cache.counters.add("put_units_present", int(counts[ALREADY_PRESENT]))
     cache.counters.add("put_units_refused", int(counts[[NO_ROOM, TOO_LARGE, REJECTED]].sum()))
     return reservation, statuses
+
+
+def _drop_empty_rows_of_other_layouts(cache: PageCache, chain: ChainView) -> None:
+    """A row has units as its layout says. One that is only there as somebody's parent, and under
+    another layout, has to make way for a page of this layout.
+    """
+    table = cache.table
+    rows = table.find(chain.keys, chain.namespace)
+    rows = rows[(rows != NO_ROW) & (table.layout[rows] != chain.layout_number)]
+    if not len(rows):
+        return
+    content = table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]
+    empty = rows[(content == 0) & (table.pins[rows] == 0)]
+    table.withdraw(empty)
+    table.drop_unused(empty)
 
 
 def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows, Rows]:
@@ -89,7 +104,11 @@ def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows
         if before[0] == NO_ROW:
             # Not here (any more). An empty row stands for it, so that the chain stays one.
             before = table.add(
-                chain.parent, chain.namespace, chain.layout_number, 1, np.zeros(1, np.uint32)
+                chain.parent,
+                chain.namespace,
+                chain.layout_number,
+                chain.layout.layout.unit_count,
+                np.zeros(1, np.uint32),
             )
         first_depth = int(table.depth[before[0]]) + 1
     missing = np.flatnonzero(rows == NO_ROW)
@@ -109,10 +128,22 @@ def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows
         parents = np.concatenate([before if len(before) else [NO_ROW], rows[:-1]]).astype(np.int32)
         # A row gets its parent once, and only one that lies right above it: depth falls along
         # every link, so that no request, however strange, can make a chain a circle.
+        _unlink_withdrawn_parents(cache, rows, parents)
         unlinked = (table.parent[rows] == NO_ROW) & (parents != NO_ROW)
         unlinked &= table.depth[rows] == table.depth[parents].astype(np.int64) + 1
         table.link(rows[unlinked], parents[unlinked])
     return rows, before
+
+
+def _unlink_withdrawn_parents(cache: PageCache, rows: Rows, parents: Rows) -> None:
+    """A parent that was deleted or quarantined while in use has left a row behind that no chain
+    finds any more; the page that was put in its place is the parent now.
+    """
+    table = cache.table
+    linked = (table.parent[rows] != NO_ROW) & (parents != NO_ROW)
+    stale = rows[linked & table.withdrawn[table.parent[rows]]]
+    if len(stale):
+        table.unlink(stale)
 
 
 def _clear_unreadable(
@@ -131,6 +162,7 @@ def _clear_unreadable(
         (here != 0) & (table.variant[rows] != request.variants),
     )
     in_way &= (table.pins[rows] == 0) & (table.reserved_mask[rows] == 0)
+    in_way &= table.layout[rows] == request.chain.layout_number
     if in_way.any():
         removing.drop_content(cache, rows[in_way])
 
@@ -154,6 +186,8 @@ def _statuses(
     statuses[complete & readable] = ALREADY_PRESENT
     # Complete, not readable, and in use: it can't be replaced now.
     statuses[complete & ~readable] = REJECTED
+    # The key of a page of another layout, which has other units. No honest client makes one.
+    statuses[table.layout[rows] != request.chain.layout_number] = REJECTED
     return statuses
 
 

@@ -27,6 +27,8 @@ F_SEAL_FUTURE_WRITE: Final = 0x0010
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
 SEGMENTS_MAX: Final = 64
 """Descriptors a worker gets; one message can carry at most 253 of them."""
 
@@ -107,8 +109,16 @@ class Arena:
         return self.segments[segment].address + within
 
     def prefault(self, segment: int) -> None:
-        """Has the kernel give a segment all its memory now. Blocks; releases the GIL."""
-        self.segments[segment].map.madvise(_MADV_POPULATE_WRITE)
+        """Has the kernel give a segment all its memory now. Blocks; releases the GIL (which
+        ``mmap.madvise`` keeps: the whole node would stand still for a second per 2 GB).
+
+        A kernel that can't (Linux before 5.14) gives it as it is used.
+        """
+        memory = self.segments[segment]
+        address, size_bytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.size_bytes)
+        if _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE):
+            error = ctypes.get_errno()
+            _log.warning("segment %d is not prefaulted: %s", segment, os.strerror(error))
 
     def close(self) -> None:
         """Unmaps all segments."""
