@@ -1,5 +1,9 @@
 """Builds a node from its settings, by hand, top to bottom, and runs it."""
 
+# gRPC's health and reflection packages have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import asyncio
@@ -14,8 +18,8 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
-from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1.health import aio as health_aio  # pyright: ignore[reportAttributeAccessIssue]
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from octavo_proto import limits
 from octavo_proto.v1 import admin_pb2_grpc, cache_pb2_grpc
@@ -28,6 +32,7 @@ from octavo_server.places import PlaceError
 from octavo_server.rpc.admin_service import AdminService
 from octavo_server.rpc.broker import Broker, broker_path
 from octavo_server.rpc.cache_service import CacheService, NodeFacts
+from octavo_server.rpc.decoding import checked_server
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.settings import Settings
 from octavo_server.sizing import ArenaShape, arena_shape
@@ -111,11 +116,14 @@ async def build(settings: Settings) -> Node:
         health=health,
         prefault=settings.prefault,
     )
-    cache_pb2_grpc.add_CacheServicer_to_server(CacheService(cache, sessions, facts), server)
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node.snapshot), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    checked = checked_server(server)
+    cache_pb2_grpc.add_CacheServicer_to_server(CacheService(cache, sessions, facts), checked)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node.snapshot), checked)
+    health_pb2_grpc.add_HealthServicer_to_server(health, checked)
     reflected = (*SERVICES[1:], HEALTH_SERVICE, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(reflected, server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        reflection.aio.ReflectionServicer(reflected), checked
+    )
     _bind(server, settings)
     if settings.http_address is not None:
         node.http = HttpPort(settings.http_address, node.snapshot)

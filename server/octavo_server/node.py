@@ -7,11 +7,10 @@ import functools
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as health_aio
 
 from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.page_table import PageTable
@@ -31,6 +30,14 @@ STOP_GRACE_S: Final = 1.0
 """Calls under way get this long to end once the queue is drained."""
 
 
+class HealthStatuses(Protocol):
+    """What gRPC's health service answers for each service; its package has no types."""
+
+    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        """From now on."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """The parts of one node, made by the assembly. ``start`` and ``stop`` it once."""
@@ -42,7 +49,7 @@ class Node:
     sessions: Sessions
     broker: Broker
     grpc_server: grpc.aio.Server
-    health: health_aio.HealthServicer
+    health: HealthStatuses
     prefault: bool
     supervisor: Supervisor = field(init=False)
     http: HttpPort | None = None

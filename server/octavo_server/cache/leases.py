@@ -12,7 +12,7 @@ from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.page_table import Rows
 from octavo_server.cache.pins import Pins
 from octavo_server.cache.session import Session
-from octavo_server.errors import LimitReached
+from octavo_server.errors import LimitReached, SessionUnknown
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,10 @@ class Leases:
 
         Raises:
             LimitReached: the session has as many as it may have. The pins stay the caller's.
+            SessionUnknown: it was closed while the caller waited for pages. The same.
         """
+        if session.closed:
+            raise SessionUnknown("unknown session: it was closed during the call")
         if len(session.leases) >= self._limits.leases_max:
             raise LimitReached(f"the session has {len(session.leases)} leases, the limit")
         lease_id = self._take_id()

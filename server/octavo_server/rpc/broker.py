@@ -29,6 +29,8 @@ MAGIC: Final = 0x4F435431
 DESCRIPTORS_PER_MESSAGE: Final = 64
 TICKET_WAIT_S: Final = 5.0
 CONNECTIONS_WAITING_MAX: Final = 64
+ACCEPT_PAUSE_S: Final = 0.1
+"""After an accept that failed: long enough not to spin, short beside a worker's patience."""
 
 
 class Broker:
@@ -57,7 +59,13 @@ class Broker:
         assert self._listener is not None
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                # Out of descriptors, as a rule: that passes when somebody hangs up.
+                _log.warning("a worker could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
             connection.setblocking(False)
             if self._waiting >= CONNECTIONS_WAITING_MAX:
                 connection.close()

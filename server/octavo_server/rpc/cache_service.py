@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
 
-import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo_proto import columns, limits
 from octavo_proto.v1 import cache_pb2, cache_pb2_grpc
 from octavo_server.cache import matching
 from octavo_server.cache.chains import ChainView, read_chain, unit_indices
-from octavo_server.cache.filling import FilledUnits
 from octavo_server.cache.getting import GetPages
 from octavo_server.cache.page_cache import PageCache
-from octavo_server.cache.reserving import ReservePages
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import EXPIRED
 from octavo_server.errors import RequestError, Unavailable
+from octavo_server.rpc import requests
 from octavo_server.rpc.delivery import Delivery, GrantDelivery, InlineDelivery
 from octavo_server.rpc.put import receive_units
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.rpc.status import Context, answered, streamed
-
-GET_WAIT_S_MAX: Final = 600.0
-"""A get that names no deadline of its own ends after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +104,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             else:
                 response.runs.extend(self._runs(found))
             if request.hold:
-                duration_s = _duration(request.hold_ms, self._cache.limits.hold_s)
+                duration_s = requests.duration(request.hold_ms, self._cache.limits.hold_s)
                 hold = self._cache.hold(session, chain, found, duration_s)
                 if hold is not None:
                     response.hold_id = hold.hold_id
@@ -122,12 +116,14 @@ class CacheService(cache_pb2_grpc.CacheServicer):
     async def Get(  # noqa: N802
         self, request: cache_pb2.GetRequest, context: Context
     ) -> AsyncIterator[cache_pb2.GetResponse]:
-        async for response in streamed(context, self._refused, self._get(request, context)):
-            yield response
+        responses = streamed(context, self._refused, self._get(request, context))
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
 
     async def _get(
         self, request: cache_pb2.GetRequest, context: Context
-    ) -> AsyncIterator[cache_pb2.GetResponse]:
+    ) -> AsyncGenerator[cache_pb2.GetResponse]:
         cache = self._cache
         session = self._sessions.find(request.session_id)
         hold = None
@@ -149,12 +145,16 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             first_position=request.first_position,
             units=unit_indices(request.unit_mask, chain.layout),
             wait_pending=request.wait_pending,
-            until_s=cache.deadlines.now() + _wait(request, context),
-            lease_s=_duration(request.lease_ms, cache.limits.lease_s),
+            until_s=cache.deadlines.now() + requests.wait_s(request, context),
+            lease_s=requests.duration(request.lease_ms, cache.limits.lease_s),
         )
-        async for item in cache.get(session, asked):
-            for response in delivery.responses(asked, item):
-                yield response
+        # Closed here and now, also when the caller goes away between two messages: what a get
+        # pins must not wait for the garbage collector.
+        async with aclosing(cache.get(session, asked)) as items:
+            async for item in items:
+                with closing(delivery.responses(asked, item)) as responses:
+                    for response in responses:
+                        yield response
 
     def _delivery(self, session: Session, request: cache_pb2.GetRequest) -> Delivery:
         if request.delivery == cache_pb2.DELIVERY_INLINE:
@@ -173,11 +173,11 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             leases = self._cache.leases
             held = [
                 leases.release(session, lease_id)
-                for lease_id in _ids("lease_ids", request.lease_ids)
+                for lease_id in requests.ids("lease_ids", request.lease_ids)
             ]
             held += [
                 leases.release_hold(session, hold_id)
-                for hold_id in _ids("hold_ids", request.hold_ids)
+                for hold_id in requests.ids("hold_ids", request.hold_ids)
             ]
             return cache_pb2.ReleaseResponse(held=columns.write(held, columns.U8))
 
@@ -200,8 +200,10 @@ class CacheService(cache_pb2_grpc.CacheServicer):
                     bounds.reservation_s,
                 ),
             ):
-                duration_s = _duration(request.duration_ms, limit_s)
-                renewed += [renew(session, number, duration_s) for number in _ids(name, ids)]
+                duration_s = requests.duration(request.duration_ms, limit_s)
+                renewed += [
+                    renew(session, number, duration_s) for number in requests.ids(name, ids)
+                ]
             return cache_pb2.RenewResponse(renewed=columns.write(renewed, columns.U8))
 
         return await answered(context, self._refused, work())
@@ -214,7 +216,9 @@ class CacheService(cache_pb2_grpc.CacheServicer):
                 raise Unavailable("the node is shutting down and takes no puts")
             session = self._sessions.find(request.session_id)
             chain = self._chain(session, request.chain)
-            asked = _reserve_pages(request, session, chain, self._cache.limits.reservation_s)
+            asked = requests.reserve_pages(
+                request, session, chain, self._cache.limits.reservation_s
+            )
             reservation, statuses = self._cache.reserve(session, asked)
             response = cache_pb2.ReserveResponse(statuses=columns.write(statuses, columns.U8))
             if reservation is not None:
@@ -229,23 +233,13 @@ class CacheService(cache_pb2_grpc.CacheServicer):
     ) -> cache_pb2.CommitResponse:
         async def work() -> cache_pb2.CommitResponse:
             session = self._sessions.find(request.session_id)
-            positions = columns.read("positions", request.positions, columns.U32)
-            count = len(positions)
-            filled = FilledUnits(
-                positions=positions.astype(np.int64),
-                units=columns.read("units", request.units, columns.U8, count).astype(np.int64),
-                ring_offsets=columns.read(
-                    "ring_offsets", request.ring_offsets, columns.U64, count
-                ).astype(np.int64),
-                lengths=columns.read("lengths", request.lengths, columns.U32, count).astype(
-                    np.int64
-                ),
-            )
             reservation = self._cache.reservations.find(session, request.reservation_id)
             if reservation is None:
-                statuses = np.full(count, EXPIRED, dtype=np.uint8)
+                rows = columns.read("positions", request.positions, columns.U32)
+                statuses = np.full(len(rows), EXPIRED, dtype=np.uint8)
             else:
                 ring = self._sessions.ring(session)
+                filled = requests.filled_units(request, reservation, ring.size_bytes)
                 statuses = await self._cache.commit(reservation, filled, ring)
                 if request.last:
                     self._cache.reservations.end(reservation)
@@ -350,64 +344,3 @@ class CacheService(cache_pb2_grpc.CacheServicer):
                 run.load_us = int(matching.load_seconds(self._cache, found.rows[begin:end]) * 1e6)
             runs.append(run)
         return runs
-
-
-def _reserve_pages(
-    request: cache_pb2.ReserveRequest, session: Session, chain: ChainView, limit_s: float
-) -> ReservePages:
-    units = unit_indices(request.unit_mask, chain.layout)
-    pages = len(chain)
-    lengths = columns.read("unit_lengths", request.unit_lengths, columns.U32)
-    if len(lengths) == 1:
-        lengths = np.broadcast_to(lengths, (pages, len(units)))
-    elif len(lengths) == pages * len(units):
-        lengths = lengths.reshape(pages, len(units))
-    elif len(lengths) == pages:
-        lengths = np.broadcast_to(lengths[:, None], (pages, len(units)))
-    else:
-        raise RequestError(
-            f"unit_lengths has {len(lengths)} rows; for {pages} pages of {len(units)} wanted units "
-            f"it must have 1, {pages} or {pages * len(units)}"
-        )
-    if lengths.size and not lengths.all():
-        raise RequestError("unit_lengths: a unit of 0 bytes")
-    variants = columns.read("variants", request.variants, columns.U16)
-    if len(variants) not in (1, pages):
-        raise RequestError(f"variants has {len(variants)} rows, must have 1 or {pages}")
-    if len(variants) and not variants.all():
-        raise RequestError("variants: 0 is no variant")
-    variants = np.array(np.broadcast_to(variants, (pages,)))
-    _check_writable(session, variants)
-    return ReservePages(
-        chain=chain,
-        units=units,
-        lengths=lengths,
-        variants=variants,
-        duration_s=_duration(request.reservation_ms, limit_s),
-    )
-
-
-def _check_writable(session: Session, variants: NDArray[np.uint16]) -> None:
-    readable = session.can_read(variants)
-    if not readable.all():
-        variant = int(variants[int(np.argmin(readable))])
-        raise RequestError(f"variants: {variant} is none that this session said it can read")
-
-
-def _ids(name: str, data: bytes) -> list[int]:
-    ids: list[int] = columns.read(name, data, columns.U64).tolist()
-    return ids
-
-
-def _duration(asked_ms: int, limit_s: float) -> float:
-    return min(asked_ms / 1000, limit_s) if asked_ms else limit_s
-
-
-def _wait(request: cache_pb2.GetRequest, context: grpc.aio.ServicerContext[Any, Any]) -> float:
-    """Seconds until a get stops waiting: a little before its call's deadline, so that the
-    outcome still arrives."""
-    remaining = context.time_remaining()
-    left_s = (
-        GET_WAIT_S_MAX if remaining is None else max(0.0, min(remaining, GET_WAIT_S_MAX) * 0.95)
-    )
-    return min(left_s, request.wait_ms / 1000) if request.wait_ms else left_s

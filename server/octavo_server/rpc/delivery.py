@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from octavo_server.cache.statuses import DONE, EXPIRED, GRANTED
 class Delivery(Protocol):
     """Turns what a get yields into messages."""
 
-    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Generator[cache_pb2.GetResponse]:
         """Messages for one item."""
         ...
 
@@ -30,7 +30,7 @@ class GrantDelivery:
     def __init__(self, cache: PageCache) -> None:
         self._cache = cache
 
-    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Generator[cache_pb2.GetResponse]:
         if isinstance(item, Outcome):
             yield _outcome(item.statuses)
             return
@@ -66,7 +66,7 @@ class InlineDelivery:
         self._session = session
         self._expired: list[int] = []
 
-    def responses(self, asked: GetPages, item: Grant | Outcome) -> Iterator[cache_pb2.GetResponse]:
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Generator[cache_pb2.GetResponse]:
         if isinstance(item, Outcome):
             statuses = np.where(item.statuses == GRANTED, DONE, item.statuses).astype(np.uint8)
             statuses[np.array(self._expired, dtype=np.int64) - asked.first_position] = EXPIRED
@@ -76,16 +76,21 @@ class InlineDelivery:
         try:
             for position, row in zip(item.positions.tolist(), item.rows.tolist(), strict=True):
                 for unit in asked.units.tolist():
-                    for response in self._pieces(position, row, unit):
-                        # The client's reading sets the pace: keep the lease while it reads.
-                        if not leases.renew(self._session, lease_id, asked.lease_s):
-                            self._expired.append(position)
+                    pieces = self._pieces(position, row, unit)
+                    # The client's reading sets the pace: keep the lease while it reads. Asked
+                    # before each piece is read: without the lease its place may be another's.
+                    while leases.renew(self._session, lease_id, asked.lease_s):
+                        response = next(pieces, None)
+                        if response is None:
                             break
                         yield response
+                    else:
+                        self._expired.append(position)
+                        break
         finally:
             leases.release(self._session, lease_id)
 
-    def _pieces(self, position: int, row: int, unit: int) -> Iterator[cache_pb2.GetResponse]:
+    def _pieces(self, position: int, row: int, unit: int) -> Generator[cache_pb2.GetResponse]:
         table = self._cache.table
         unit_row = int(table.unit_base[row]) + unit
         length = int(table.units.length[unit_row])

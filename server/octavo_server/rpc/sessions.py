@@ -84,8 +84,7 @@ class Sessions:
         """
         if self.draining:
             raise Unavailable("the node is shutting down and opens no sessions")
-        if len(self._open) >= self._sessions_max:
-            raise LimitReached(f"the node has {len(self._open)} sessions, the limit")
+        self._check_room()
         names = list(request.namespaces) or [DEFAULT_NAMESPACE]
         layouts = _read_layouts(request, names)
         variants = _read_variants(request.variants)
@@ -103,6 +102,8 @@ class Sessions:
             )
             for i, layout in enumerate(layouts)
         )
+        # Asked again: others may have opened theirs while new names were made durable.
+        self._check_room()
         session = Session(
             session_id=secrets.token_bytes(limits.KEY_BYTES),
             client=request.client[: limits.NAME_BYTES_MAX],
@@ -116,6 +117,10 @@ class Sessions:
         return session, [
             cache_pb2.GrantedNamespace(name=name, key=self._namespace_key(name)) for name in names
         ]
+
+    def _check_room(self) -> None:
+        if len(self._open) >= self._sessions_max:
+            raise LimitReached(f"the node has {len(self._open)} sessions, the limit")
 
     def find(self, session_id: bytes) -> Session:
         """The session of that name. Raises SessionUnknown."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -49,12 +50,13 @@ async def answered(context: Context, refused: Refused, work: Awaitable[Answer]) 
 
 
 async def streamed(
-    context: Context, refused: Refused, items: AsyncIterator[Answer]
-) -> AsyncIterator[Answer]:
-    """As ``answered``, for a stream."""
-    while True:
-        try:
-            item = await answered(context, refused, anext(items))
-        except StopAsyncIteration:
-            return
-        yield item
+    context: Context, refused: Refused, items: AsyncGenerator[Answer]
+) -> AsyncGenerator[Answer]:
+    """As ``answered``, for a stream. What ``items`` hold ends with the stream, however it ends."""
+    async with aclosing(items):
+        while True:
+            try:
+                item = await answered(context, refused, anext(items))
+            except StopAsyncIteration:
+                return
+            yield item
