@@ -13,6 +13,7 @@ import urllib.request
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -69,7 +70,7 @@ class NodeProcess(AbstractContextManager["NodeProcess"]):
             )
         deadline = time.monotonic() + START_S
         with grpc.insecure_channel(self.address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             while True:
                 assert self.process.poll() is None, f"the node ended:\n{self.log.read_text()}"
                 try:

@@ -114,7 +114,7 @@ class _Worker:
             ceilings.append(self._ceiling_s())
             taken.append(self._get(self._rows))
             ratios.append(ceilings[-1] / taken[-1])
-            if not torch.equal(self._target[torch.from_numpy(self._rows)], self._source):
+            if not torch.equal(self._target[torch.tensor(self._rows.tolist())], self._source):
                 raise BenchmarkError("the bytes that came are not those that were put")
             ordered_ratios.append(self._ceiling_s() / self._get(None))
         return {

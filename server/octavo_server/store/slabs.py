@@ -89,7 +89,8 @@ class SlabAllocator:
     def free(self, offsets: NDArray[np.int64]) -> None:
         """Gives slots back. Each must have been allocated or adopted, and not freed since."""
         slabs = offsets // self.slab_bytes
-        for slab in np.unique(slabs).tolist():
+        touched: list[int] = np.unique(slabs).tolist()
+        for slab in touched:
             slot_bytes = int(self._slot_bytes[slab])
             taken = self._taken[slab]
             assert taken is not None, f"slab {slab} holds no slots"
@@ -119,7 +120,7 @@ class SlabAllocator:
         rows = np.flatnonzero(sound)
         rows = rows[np.argsort(offsets[rows], kind="stable")]
         starts = np.flatnonzero(np.diff(slabs[rows], prepend=-1))
-        for begin, end in zip(starts, np.append(starts[1:], len(rows)), strict=True):
+        for begin, end in zip(starts, np.append(starts, len(rows))[1:], strict=True):
             group = rows[begin:end]
             slab = int(slabs[group[0]])
             slot_bytes = int(self._slot_bytes[slab]) or int(slot_sizes[group[0]])
