@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -33,7 +34,13 @@ class LocalNode:
     ``octavo serve``, by name.
     """
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "octavo_server"),
+        **settings: object,
+    ) -> None:
+        self._command = command
         self._runtime = tempfile.TemporaryDirectory(prefix="octavo-")
         self.runtime: Final = Path(self._runtime.name)
         self.log: Final = self.runtime / "node.log"
@@ -63,28 +70,10 @@ class LocalNode:
         Raises:
             LocalNodeError: it ended, or did not serve in time.
         """
-        # Settings of another node in this shell are not meant for this one.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-        flags = [
-            part
-            for name, value in self._settings.items()
-            for part in (f"--{name.replace('_', '-')}", str(value))
-        ]
         begin = time.perf_counter()
-        with self.log.open("ab") as log:
-            # A session of its own: Ctrl-C in a terminal reaches the parent alone, which then
-            # ends the node by its id.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "octavo_server", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-            )
+        self.launch()
         while True:
-            if self._process.poll() is not None:
-                raise self._error("the node ended while it started")
+            self.require_running()
             try:
                 with self.client() as client:
                     client.connect()
@@ -94,6 +83,32 @@ class LocalNode:
                     message = f"the node does not serve after {START_S:.0f} s ({error})"
                     raise self._error(message) from None
             time.sleep(POLL_S)
+
+    def launch(self) -> None:
+        """Starts the process and returns at once."""
+        # Settings of another node in this shell are not meant for this one.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+        flags = [
+            part
+            for name, value in self._settings.items()
+            for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        with self.log.open("ab") as log:
+            # A session of its own: Ctrl-C in a terminal reaches the parent alone, which then
+            # ends the node by its id.
+            self._process = subprocess.Popen(
+                [*self._command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+
+    def require_running(self) -> None:
+        """Raises LocalNodeError if the process has ended by itself."""
+        if self._process is None or self._process.poll() is not None:
+            raise self._error("the node ended while it started")
 
     def client(self) -> Client:
         """A client that watches the node: it moves no pages."""

@@ -62,6 +62,17 @@ def nvme(
     show_figures("bench nvme", measure("nvme", directory=directory), as_json=as_json)
 
 
+@app.command()
+def start(as_json: Json = False) -> None:
+    """Time from exec to SERVING, and the memory of an empty node.
+
+    Examples:
+
+      octavo bench start --json
+    """
+    show_figures("bench start", measure("start"), as_json=as_json)
+
+
 def measure(name: str, **options: object) -> Mapping[str, object]:
     """Runs ``octavo.bench.<name>.run(**options)``.
 
