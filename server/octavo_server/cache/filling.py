@@ -165,6 +165,8 @@ def _check(reservation: Reservation, filled: FilledUnits, ring: StagingRing) -> 
     for name, column, bound in (
         ("positions", filled.positions, page_count),
         ("units", filled.units, unit_count),
+        # Both, for a 64-bit offset may be negative here, and its sum with a length in range.
+        ("ring_offsets", filled.ring_offsets, ring.size_bytes),
         ("ring_offsets + lengths", filled.ring_offsets + filled.lengths, ring.size_bytes + 1),
     ):
         if len(column) and int(column.max()) >= bound:

@@ -14,6 +14,7 @@ two awaits the columns agree with each other.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -62,12 +63,13 @@ class PageCache:
         policy_of: Callable[[PageTable], EvictionPolicy],
         io: IoPool,
         limits: CacheLimits,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits: Final = limits
         self.registry: Final = registry
         self.counters: Final = Counters()
         self.table: Final = PageTable()
-        self.deadlines: Final = Deadlines()
+        self.deadlines: Final = Deadlines(now)
         self.arrivals: Final = Arrivals()
         self.io: Final = io
         self.policy: Final = policy_of(self.table)

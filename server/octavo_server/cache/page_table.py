@@ -214,10 +214,8 @@ class PageTable(_Columns):
         """Takes their parents from rows that have one; the parents go if nothing is left."""
         parents = self.parent[rows]
         np.subtract.at(self.child_rows, parents, 1)
-        np.subtract.at(
-            self.memory_children, parents, (self.memory_mask[rows] != 0).astype(np.int32)
-        )
-        np.subtract.at(self.nvme_children, parents, (self.nvme_mask[rows] != 0).astype(np.int32))
+        np.subtract.at(self.memory_children, parents[self.memory_mask[rows] != 0], 1)
+        np.subtract.at(self.nvme_children, parents[self.nvme_mask[rows] != 0], 1)
         self.parent[rows] = NO_ROW
         self.drop_unused(parents)
 
