@@ -53,14 +53,14 @@ def run(*, directory: Path | None = None, rounds: int = 9) -> Mapping[str, objec
 
 
 def _transfers(place: Path, rounds: int) -> dict[str, float]:
-    settings = {
-        "memory_bytes": 2 * TOTAL_BYTES + (48 << 20),
-        "staging_ring_bytes": "256MiB",
-        "nvme_dir": place / "nvme",
-        "nvme_bytes": "2GiB",
-    }
+    node_of_two_chains = LocalNode(
+        memory_bytes=2 * TOTAL_BYTES + (48 << 20),
+        staging_ring_bytes="256MiB",
+        nvme_dir=place / "nvme",
+        nvme_bytes="2GiB",
+    )
     plain = DirectFile(place / "plain.dat", UNIT_BYTES, UNITS)
-    with plain, LocalNode(**settings) as node:
+    with plain, node_of_two_chains as node:
         node.start()
         with Client(node.address, layouts=[LAYOUT], transport="shm", timeout_s=TIMEOUT_S) as client:
             device = _Device(client, plain)

@@ -46,14 +46,13 @@ def recover_seconds(place: Path) -> float:
     state.mkdir()
     _log_units(nvme, state)
     _drop_page_cache(nvme)
-    settings = {
-        "memory_bytes": "1GiB",
-        "slab_bytes": SLAB_BYTES,
-        "nvme_dir": nvme,
-        "nvme_bytes": NVME_BYTES,
-        "state_dir": state,
-    }
-    with LocalNode(**settings) as node:
+    with LocalNode(
+        memory_bytes="1GiB",
+        slab_bytes=SLAB_BYTES,
+        nvme_dir=nvme,
+        nvme_bytes=NVME_BYTES,
+        state_dir=state,
+    ) as node:
         taken_s = node.start()
         with Client(node.address, layouts=[LAYOUT]) as client:
             found = client.match(client.chain(_tokens(CHAINS - 1))).page_count
