@@ -72,6 +72,9 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
     def work(name: str, task: WorkerTask) -> WorkerResult:
         return run_worker(name, task, places, narrator.turn)
 
+    def compare(name: str, task: WorkerTask) -> WorkerResult:
+        return run_worker(name, task, places, narrator.figures)
+
     def task(
         questions: tuple[str, ...],
         *,
@@ -117,10 +120,10 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
         node.stop()
 
     narrator.step("For comparison: one process answers all eight turns, without Octavo")
-    uninterrupted = work("uninterrupted", task(story.QUESTIONS + last_questions))
+    uninterrupted = compare("uninterrupted", task(story.QUESTIONS + last_questions))
 
     narrator.step("For comparison: the last two turns, each computed from nothing")
-    cold = work("cold", task(last_questions, after=first, forget_each_turn=True))
+    cold = compare("cold", task(last_questions, after=first, forget_each_turn=True))
     return Runs(
         uninterrupted=uninterrupted,
         cold=cold,

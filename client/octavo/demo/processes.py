@@ -181,8 +181,8 @@ def run_worker(
             start_new_session=True,
         )
     watchdog = threading.Timer(WORKER_S, process.kill)
-    watchdog.start()
     try:
+        watchdog.start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,8 +12,6 @@ from octavo.cli.text import bytes_text, count_text
 from octavo.demo.messages import TurnReport
 from octavo.demo.verdict import Runs, Verdict, ratio_of
 from octavo.results import TierStatistics
-
-ANSWER_CHARACTERS: Final = 88
 
 
 class Narrator:
@@ -33,16 +30,20 @@ class Narrator:
 
     def turn(self, report: TurnReport) -> None:
         """A question, its answer and what it took."""
-        answer = " ".join(report.answer.split())
-        if len(answer) > ANSWER_CHARACTERS:
-            answer = answer[: ANSWER_CHARACTERS - 1] + "…"
-        self._console.print(f"  [yellow]?[/] {escape(report.question)}")
-        self._console.print(f"    {escape(answer)}")
+        self._line(f"  [yellow]?[/] {escape(report.question)}")
+        self._line(f"    {escape(' '.join(report.answer.split()))}")
+        self.figures(report)
+
+    def figures(self, report: TurnReport) -> None:
+        """What a turn took."""
         self.detail(
             f"  first token after {_milliseconds(report.ttft_s)}: "
             f"{count_text(report.computed_tokens)} tokens computed, "
             f"{count_text(report.loaded_tokens)} loaded, of {count_text(report.prompt_tokens)}"
         )
+
+    def _line(self, markup: str) -> None:
+        self._console.print(markup, no_wrap=True, overflow="ellipsis")
 
     def problem(self, text: str) -> None:
         """Something went wrong."""
@@ -66,17 +67,17 @@ class Narrator:
 
 
 def _turns_table(runs: Runs) -> Table:
-    table = Table(title="Time to first token", title_justify="left")
-    table.add_column("")
-    for heading in ("prompt", "computed", "loaded", "bytes loaded", "TTFT", "of cold"):
+    table = Table(title="Time to first token, and tokens of the prompt", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in ("prompt", "computed", "loaded", "bytes", "TTFT", "of cold"):
         table.add_column(heading, justify="right")
     cold_memory, cold_nvme = runs.cold.turns
     memory, nvme = runs.memory.turns[0], runs.nvme.turns[0]
     for name, turn, cold in (
         ("turn 7, cold", cold_memory, cold_memory),
-        ("turn 7, from memory (B)", memory, cold_memory),
+        ("  memory (B)", memory, cold_memory),
         ("turn 8, cold", cold_nvme, cold_nvme),
-        ("turn 8, from NVMe after kill -9 (C)", nvme, cold_nvme),
+        ("  NVMe, restarted (C)", nvme, cold_nvme),
     ):
         table.add_row(
             name,
