@@ -41,6 +41,7 @@ class Connection:
         self._closed = False
         self._owner_pid = os.getpid()
         self._timeouts_in_row = 0
+        self._left_to_parent: list[Session] = []
 
     @property
     def session_if_open(self) -> Session | None:
@@ -154,5 +155,8 @@ class Connection:
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
         self.breaker = Breaker()
-        # Its channel and socket are left alone: closing them properly would speak to the node.
-        self._session = None
+        if self._session is not None:
+            self._session.transport.leave_to_parent()
+            # gRPC would close a forgotten channel properly, and thereby the parent's.
+            self._left_to_parent.append(self._session)
+            self._session = None

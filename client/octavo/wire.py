@@ -17,6 +17,9 @@ from octavo_proto.v1 import admin_pb2_grpc, cache_pb2, cache_pb2_grpc
 Response = TypeVar("Response")
 Response_co = TypeVar("Response_co", covariant=True)
 
+SINGLE_THREADED_UNARY_STREAM: Final = "SingleThreadedUnaryStream"
+"""``grpc.experimental.ChannelOptions.SingleThreadedUnaryStream``, which has no type stubs."""
+
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -25,6 +28,8 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     # A cache on this host or in this cluster is not behind the web proxy.
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
+    # A get's messages are read by the thread that copies them: no other has to be woken.
+    (SINGLE_THREADED_UNARY_STREAM, 1),
 ]
 
 

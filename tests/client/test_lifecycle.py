@@ -227,21 +227,49 @@ def test_a_worker_killed_in_the_middle_of_a_put_leaves_nothing_behind(
 
 
 @both_transports
-def test_a_forked_child_opens_a_session_of_its_own(tmp_path: Path, transport: str) -> None:
+@pytest.mark.parametrize("connected_before", [False, True])
+def test_a_forked_child_opens_a_session_of_its_own(
+    tmp_path: Path, transport: str, connected_before: bool
+) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
-        chain = client.chain(prompt(10, 4))  # nothing is dialled yet
+        chain = client.chain(prompt(10, 4))
+        if connected_before:
+            client.connect()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(10)  # a child that hangs ends, and is seen to
             code = 1
             try:
                 data = content(10, 4)
-                code = 0 if client.put(chain, octavo.BufferSource(data, UNIT)).stored_pages else 2
+                stored = client.put(chain, octavo.BufferSource(data, UNIT)).stored_pages
+                client.close()
+                code = 0 if stored == 4 and arena_mappings() == 0 else 2
             finally:
                 os._exit(code)
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         buffer = buffer_for(4)
         assert client.get(chain, sink_for(buffer)).page_count == 4
+        assert np.array_equal(buffer, content(10, 4))
+        assert client.health.counters["sessions_opened"] == 1, "the child closed the parent's"
+
+
+@both_transports
+def test_durable_pages_are_got_from_nvme_after_a_kill(tmp_path: Path, transport: str) -> None:
+    with (
+        NodeProcess(tmp_path, nvme_dir=tmp_path / "nvme", nvme_bytes="64MiB") as node,
+        client_of(node.address, transport) as client,
+    ):
+        chain, data = stored_prompt(client, 11, 40)
+        assert client.flush().durable_pages == 40
+        node.kill()
+        node.start()
+        found = client.match(chain)
+        assert [(run.tier, run.page_count) for run in found.runs] == [(octavo.Tier.NVME, 40)]
+        buffer = buffer_for(40)
+        assert client.get(chain, sink_for(buffer)).counts == {Status.DONE: 40}
+        assert np.array_equal(buffer, data)
+        assert client.match(chain).runs[0].tier is octavo.Tier.MEMORY
 
 
 @both_transports
@@ -275,7 +303,9 @@ def test_many_gets_through_restarts_never_see_a_wrong_byte(tmp_path: Path, trans
             thread.join()
         assert wrong == []
         assert served[0] > 0
-        assert client.get(client.chain(prompt(20, 8)), sink_for(buffer_for(8))).page_count == 8
+        chain, data = client.chain(prompt(20, 8)), content(20, 8)
+        until(lambda: client.put(chain, octavo.BufferSource(data, UNIT)).failed_pages == 0, 8)
+        assert client.get(chain, sink_for(buffer_for(8))).page_count == 8
 
 
 class _NeverEnding:

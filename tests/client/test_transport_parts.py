@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
@@ -19,10 +20,13 @@ from octavo.deadline import Deadline
 from octavo.delivery import DeliveryLedger
 from octavo.memory import view_at
 from octavo.transfer import Transfer
-from octavo.transport.assembly import UNITS_OPEN_MAX, Assembler
+from octavo.transport.assembly import UNITS_OPEN_MAX, Assembler, Unit
+from octavo.transport.base import GetOrder
 from octavo.transport.broker import HEADER, MAGIC, SEGMENTS_MAX, parse_header
+from octavo.transport.inline import digest_is_right
 from octavo.transport.mapping import SharedMappings
 from octavo.transport.ring import Ring, RingState, Span, aligned
+from octavo_proto.keys import digest_seed, unit_digest
 from octavo_proto.v1 import cache_pb2
 
 LAYOUT = octavo.Layout(name="l", model="m", layers=4, kv_heads=1, head_dim=8, layer_parts=4)
@@ -272,3 +276,45 @@ def test_units_left_open_are_bounded() -> None:
         assembler.add(cache_pb2.InlineData(position=position, length=10, data=b"1"))
     with pytest.raises(octavo.NodeFailed):
         assembler.add(cache_pb2.InlineData(position=UNITS_OPEN_MAX, length=10, data=b"1"))
+
+
+KEYS = bytes(range(32))
+
+
+def order_of() -> GetOrder:
+    return GetOrder(
+        session_id=b"",
+        chain=cache_pb2.Chain(keys=KEYS),
+        hold_id=0,
+        transfer=Transfer(LAYOUT, 0, 2, (0, 1)),
+        fingerprint=LAYOUT.fingerprint(),
+        wait_pending=False,
+        deadline=Deadline(1),
+    )
+
+
+def inline_unit(**change: object) -> Unit:
+    data = b"the bytes of page 1, unit 1"
+    seed = digest_seed(KEYS[16:], LAYOUT.fingerprint(), 1, 7, len(data))
+    unit = Unit(position=1, unit=1, variant=7, data=data, digest=unit_digest(data, seed))
+    return dataclasses.replace(unit, **change)  # type: ignore[arg-type]
+
+
+def test_inline_bytes_are_checked_against_what_they_are_said_to_be() -> None:
+    assert digest_is_right(inline_unit(), order_of())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": b"the bytes of page 1, unit 2"},
+        {"data": b"the bytes of page 1, unit 1 "},
+        {"position": 0},
+        {"position": 2},
+        {"unit": 0},
+        {"variant": 1},
+        {"digest": 0},
+    ],
+)
+def test_inline_bytes_of_anything_else_are_corrupt(change: dict[str, object]) -> None:
+    assert not digest_is_right(inline_unit(**change), order_of())

@@ -153,6 +153,10 @@ class Transport(ABC):
     def close(self) -> None:
         """Gives up its memory. Calls in progress end with SessionLost."""
 
+    @abstractmethod
+    def leave_to_parent(self) -> None:
+        """In a forked child: gives up its memory here without a word to the node."""
+
 
 def abort(wire: Wire, session_id: bytes, reservation_id: int, health: HealthRecorder) -> None:
     """Gives up what is left of a reservation, without waiting for the answer."""

@@ -61,7 +61,6 @@ class BrokerLink:
         Raises:
             ConnectError: no broker, a spent ticket, or memory that cannot be mapped.
         """
-        self._owner_pid = os.getpid()
         self._closing = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         descriptors: list[int] = []
@@ -96,10 +95,13 @@ class BrokerLink:
         """Hangs up. The memory is unmapped as soon as no copy uses it."""
         self._closing.set()
         self.mappings.close()
-        if os.getpid() == self._owner_pid:
-            # Wakes the watching thread. In a forked child it would hang up for the parent too.
-            with suppress(OSError):  # the node was quicker
-                self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # the node was quicker
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the watching thread
+        self._socket.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: as ``close``, but the connection stays open for the parent."""
+        self.mappings.unmap_after_fork()
         self._socket.close()
 
     def _receive(self, descriptors: list[int]) -> BrokerHeader:

@@ -57,6 +57,9 @@ class InlineTransport(Transport):
     def close(self) -> None:
         self._closed = True
 
+    def leave_to_parent(self) -> None:
+        self._closed = True
+
     def get(self, order: GetOrder, sink: RowSink) -> GetReport:
         ledger = DeliveryLedger(order.transfer)
         assembler = Assembler()
@@ -122,7 +125,7 @@ class InlineTransport(Transport):
         positions = np.array([unit.position for unit in batch], dtype=np.int64)
         units = np.array([unit.unit for unit in batch], dtype=np.uint8)
         rows, wanted = ledger.rows_of(positions, units)
-        whole = np.array([_digest_is_right(unit, order) for unit in batch], dtype=np.bool_)
+        whole = np.array([digest_is_right(unit, order) for unit in batch], dtype=np.bool_)
         if not whole.all():
             self._health.count("inline_digest_mismatch", int(np.count_nonzero(~whole)))
             ledger.corrupt(rows[~whole & wanted])
@@ -217,7 +220,8 @@ class _Sender:
                 )
 
 
-def _digest_is_right(unit: Unit, order: GetOrder) -> bool:
+def digest_is_right(unit: Unit, order: GetOrder) -> bool:
+    """Whether the bytes are those that were put as this unit of this page, whole and unchanged."""
     key = key_at(order.chain.keys, unit.position)
     if len(key) == 0:
         return False

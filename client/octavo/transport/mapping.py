@@ -80,6 +80,11 @@ class SharedMappings:
             if self._users == 0:
                 self._unmap()
 
+    def unmap_after_fork(self) -> None:
+        """Unmaps in a forked child, where no other thread uses the memory or holds the lock."""
+        self._closed = True
+        self._unmap()
+
     def _unmap(self) -> None:
         while self._maps:
             self._maps.pop().close()

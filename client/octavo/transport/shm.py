@@ -62,6 +62,9 @@ class ShmTransport(Transport):
         self._ring.close()
         self._link.close()
 
+    def leave_to_parent(self) -> None:
+        self._link.leave_to_parent()
+
     def get(self, order: GetOrder, sink: RowSink) -> GetReport:
         ledger = DeliveryLedger(order.transfer)
         leases = Leases(self._wire, self._session_id, order.deadline, self._health)
