@@ -15,9 +15,9 @@ from tests.integration.raw import HALVES, LAYOUT, UNIT_BYTES, keys_of, u8, u16, 
 
 from octavo_proto.v1 import cache_pb2
 
-LARGE_BYTES: Final = 8 * UNIT_BYTES
+LARGE_BYTES: Final = 16 * UNIT_BYTES
 NAMESPACES: Final = ("default", "other")
-KEYS: Final = [keys_of("fuzz", 24)[begin : begin + 16] for begin in range(0, 24 * 16, 16)]
+KEYS: Final = [keys_of("fuzz", 64)[begin : begin + 16] for begin in range(0, 64 * 16, 16)]
 
 METHODS: Final[dict[str, tuple[str, Any]]] = {
     "OpenSession": ("unary_unary", cache_pb2.OpenSessionRequest),
@@ -83,12 +83,14 @@ def chains(draw: st.DrawFn) -> cache_pb2.Chain:
 
 @st.composite
 def _clean_chains(draw: st.DrawFn) -> cache_pb2.Chain:
-    begin, count = draw(st.sampled_from([0, 0, 0, 4, 12])), draw(st.integers(1, 8))
+    layout = draw(st.integers(0, 1))
+    pool = KEYS[layout * 32 : (layout + 1) * 32]  # honest keys depend on their layout
+    begin, count = draw(st.sampled_from([0, 0, 0, 4, 8, 16, 24])), draw(st.integers(1, 8))
     return cache_pb2.Chain(
         namespace_index=draw(st.integers(0, 1)),
-        layout_index=draw(st.integers(0, 1)),
-        keys=b"".join(KEYS[begin : begin + count]),
-        parent_key=KEYS[begin - 1] if begin else b"",
+        layout_index=layout,
+        keys=b"".join(pool[begin : begin + count]),
+        parent_key=pool[begin - 1] if begin else b"",
     )
 
 
@@ -288,6 +290,19 @@ def _reads(draw: st.DrawFn) -> list[Sent]:
     return story[: draw(st.integers(1, 3))]
 
 
+@st.composite
+def _removals(draw: st.DrawFn) -> list[Sent]:
+    chain, session_id = draw(_clean_chains()), draw(st.sampled_from(SESSION_REFS))
+    if draw(st.booleans()):
+        return [sent("Delete", cache_pb2.DeleteRequest(session_id=session_id, chain=chain))]
+    clear = cache_pb2.ClearRequest(
+        session_id=session_id,
+        namespace_index=chain.namespace_index,
+        layout_fingerprint=draw(st.sampled_from([b"", HALVES.fingerprint()])),
+    )
+    return [sent("Clear", clear)]
+
+
 def sent(method: str, *messages: Any) -> Sent:
     return Sent(method, tuple(message.SerializeToString() for message in messages))
 
@@ -295,7 +310,8 @@ def sent(method: str, *messages: Any) -> Sent:
 @st.composite
 def stories(draw: st.DrawFn) -> list[Sent]:
     """One call, or some that belong together; now and then a message of them is spoilt."""
-    story = draw(draw(st.sampled_from([_any_call(), _any_call(), _stores(), _reads()])))
+    kind = st.sampled_from([_any_call()] * 4 + [_stores()] * 3 + [_reads()] * 2 + [_removals()])
+    story = draw(draw(kind))
     fate = draw(st.sampled_from(["valid"] * 7 + ["mutated", "mutated", "random"]))
     place = draw(st.integers(0, len(story) - 1))
     messages = list(story[place].messages)

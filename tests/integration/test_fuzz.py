@@ -169,7 +169,7 @@ def fuzz(directory: Path, example_count: int, chosen_seed: int | None) -> Counte
     with NodeProcess(
         directory,
         http=http,
-        memory_bytes="2MiB",
+        memory_bytes="1MiB",
         staging_ring_bytes="1MiB",
         nvme_dir=directory / "nvme",
         nvme_bytes="1MiB",
@@ -224,7 +224,8 @@ def test_no_request_makes_a_node_fail_leak_or_serve_wrong_bytes(tmp_path: Path) 
     codes = fuzz(tmp_path, 300, None)
     for method in METHODS:  # a fuzz whose requests were all refused would prove little
         assert codes[method, "OK"], f"{method}: {codes}"
-        assert codes[method, "INVALID_ARGUMENT"], f"{method}: {codes}"
+    for code in (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED):
+        assert any(name == code.name for _, name in codes), f"{code}: {codes}"
 
 
 @pytest.mark.long

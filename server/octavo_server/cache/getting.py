@@ -16,7 +16,7 @@ from octavo_server.cache.leases import Hold, Lease
 from octavo_server.cache.matching import is_pending, is_present, leading
 from octavo_server.cache.page_table import Rows
 from octavo_server.cache.session import Session
-from octavo_server.cache.statuses import CORRUPT, GRANTED, MISSING, PENDING, UNAVAILABLE
+from octavo_server.cache.statuses import CORRUPT, EXPIRED, GRANTED, MISSING, PENDING, UNAVAILABLE
 
 if TYPE_CHECKING:
     from octavo_server.cache.page_cache import PageCache
@@ -71,7 +71,14 @@ async def get(
     try:
         while True:
             for positions in reader.readable():
-                yield reader.grant(positions)
+                grant = reader.grant(positions)
+                # A caller that stops reading meanwhile (the stream has the pace of its reader)
+                # loses its lease in time; what waits behind it is not kept for it either.
+                grant.lease.on_expiry = reader.abandon
+                yield grant
+                grant.lease.on_expiry = None
+                if not reader.waits:
+                    break
             if not reader.waits or not await reader.something_new():
                 break
         yield reader.outcome()
@@ -174,6 +181,11 @@ class _Reader:
         counters.add("get_pages_corrupt", int(counts[CORRUPT]))
         counters.add("get_pages_unavailable", int(counts[UNAVAILABLE]))
         return Outcome(statuses)
+
+    def abandon(self) -> None:
+        """Gives up what was not granted: its time is over."""
+        self.statuses[self._waiting] = EXPIRED
+        self.close()
 
     def close(self) -> None:
         """Lets go of everything that was not granted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,8 @@ class Lease:
     session: Session
     rows: Rows
     deadline: Deadline
+    on_expiry: Callable[[], None] | None = None
+    """Called when it runs out, not when it is released."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +179,8 @@ class Leases:
         if lease is not None:
             self._counters.add("leases_expired")
             self._end_lease(lease)
+            if lease.on_expiry is not None:
+                lease.on_expiry()
 
     def _expire_hold(self, hold_id: int) -> None:
         hold = self._holds.get(hold_id)
