@@ -190,7 +190,7 @@ def test_a_slab_of_another_size_is_taken_when_it_is_colder() -> None:
         session = await world.session()
         assert await crowd(world, 0, 256) == 256  # all slabs hold slots of 4 KiB
         assert await crowd(world, 1000, 4, 32 * KIB) == 4
-        assert world.present(session, chain_of(session, [0])) == 0
+        assert world.present(session, chain_of(session, [63])) == 0  # the first put's tail
         assert world.present(session, chain_of(session, [255])) == 1
         large = chain_of(session, [1000])
         for number in range(2000, 2300):

@@ -53,14 +53,17 @@ def reserve(
     _drop_empty_rows_of_other_layouts(cache, chain)
     rows, parent_row = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
     _clear_unreadable(cache, session, request, rows)
-    # Pinned, so that making room for the chain's own units can't evict the chain. All of
-    # them, new rows included: a row without anything would otherwise be given back below.
+    # Used before room is made for the new units, so that others go first.
+    cache.policy.touch(rows)
+    # Pinned, so that making room can't cut the chain. New rows included: without anything in
+    # them they would be given back. What is durable may leave memory, or no chain could outgrow
+    # the arena.
     pinned = np.concatenate([parent_row, rows])
+    pinned = pinned[table.nvme_mask[pinned] != table.full_mask[pinned]]
     cache.pins.pin(pinned)
     try:
         statuses = _statuses(cache, session, request, rows)
         reserved_bytes = _place(cache, request, rows, statuses)
-        cache.policy.touch(rows)
         reservation = None
         if reserved_bytes:
             bits = np.uint64(1) << request.units.astype(np.uint64)
