@@ -80,15 +80,11 @@ class Node:
         """No new work; what is queued becomes durable, within ``drain_s``; then the end."""
         self.sessions.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        if self.cache.nvme is not None:
-            try:
-                async with asyncio.timeout(drain_s):
-                    await self.cache.nvme.settle()
-            except TimeoutError:
-                _log.warning(
-                    "%d pages were not durable after %g s", self.cache.nvme.queue_depth, drain_s
-                )
+        until_s = asyncio.get_running_loop().time() + drain_s
+        await self._drain(until_s)
         await self.grpc_server.stop(STOP_GRACE_S)
+        # Puts that were under way were let end, and some of them ended behind the first drain.
+        await self._drain(until_s)
         self.ready = False
         self.sessions.close_all()
         await self.broker.close()
@@ -100,6 +96,15 @@ class Node:
             await self.store.close()
         await self.io.close(STOP_GRACE_S)
         self.cache.memory.arena.close()
+
+    async def _drain(self, until_s: float) -> None:
+        if self.cache.nvme is None:
+            return
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self.cache.nvme.settle()
+        except TimeoutError:
+            _log.warning("%d pages are not durable", self.cache.nvme.queue_depth)
 
     def snapshot(self) -> Snapshot:
         """The node at this moment."""
