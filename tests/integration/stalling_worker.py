@@ -104,7 +104,7 @@ def get_inline(address: str, seed: str) -> None:
     keys = [chain.keys[begin : begin + 16] for begin in range(0, len(chain.keys), 16)]
     with RawSession(address) as session:
         stream = session.get(chain)
-        responses = [next(stream)]
+        responses: list[cache_pb2.GetResponse] = [next(stream)]
         pause()
         responses.extend(stream)
     for response in responses:

@@ -53,9 +53,9 @@ class Load:
     address: str
     seed: int
     stop: threading.Event = field(default_factory=threading.Event)
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list[str])
     checked_pages: int = 0
-    stored: set[int] = field(default_factory=set)
+    stored: set[int] = field(default_factory=set[int])
     """Chains of which a put or get said that they are there, whole."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 

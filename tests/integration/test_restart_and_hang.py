@@ -47,9 +47,9 @@ class Caller:
     address: str
     first: int
     stop: threading.Event
-    durations_s: list[float] = field(default_factory=list)
-    stored: list[int] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list[float])
+    stored: list[int] = field(default_factory=list[int])
+    wrong: list[str] = field(default_factory=list[str])
     got_count: int = 0
 
     def start(self) -> threading.Thread:
