@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +13,8 @@ from octavo.cli.text import bytes_text, count_text
 from octavo.demo.messages import TurnReport
 from octavo.demo.verdict import Runs, Verdict, ratio_of
 from octavo.results import TierStatistics
+
+MIB: Final = 1 << 20
 
 
 class Narrator:
@@ -69,23 +72,23 @@ class Narrator:
 def _turns_table(runs: Runs) -> Table:
     table = Table(title="Time to first token, and tokens of the prompt", title_justify="left")
     table.add_column("", no_wrap=True)
-    for heading in ("prompt", "computed", "loaded", "bytes", "TTFT", "of cold"):
-        table.add_column(heading, justify="right")
+    for heading in ("prompt", "computed", "loaded", "MiB", "TTFT ms", "of cold"):
+        table.add_column(heading, justify="right", no_wrap=True)
     cold_memory, cold_nvme = runs.cold.turns
     memory, nvme = runs.memory.turns[0], runs.nvme.turns[0]
     for name, turn, cold in (
         ("turn 7, cold", cold_memory, cold_memory),
-        ("  memory (B)", memory, cold_memory),
+        ("  from memory (B)", memory, cold_memory),
         ("turn 8, cold", cold_nvme, cold_nvme),
-        ("  NVMe, restarted (C)", nvme, cold_nvme),
+        ("  from NVMe (C)", nvme, cold_nvme),
     ):
         table.add_row(
             name,
             count_text(turn.prompt_tokens),
             count_text(turn.computed_tokens),
             count_text(turn.loaded_tokens),
-            bytes_text(turn.loaded_bytes),
-            _milliseconds(turn.ttft_s),
+            f"{turn.loaded_bytes / MIB:.1f}",
+            f"{turn.ttft_s * 1000:,.0f}",
             f"{ratio_of(turn, cold):.3f}",
         )
     return table
