@@ -176,8 +176,8 @@ def fuzz(directory: Path, example_count: int, chosen_seed: int | None) -> Counte
         nvme_bytes="1MiB",
         sessions_max=SESSIONS_MAX,
         session_leases_max=32,
-        session_holds_max=8,
-        session_reservations_max=8,
+        session_holds_max=4,
+        session_reservations_max=4,
         lease_s=1,
         hold_s=1,
         reservation_s=1,
@@ -225,7 +225,7 @@ def test_no_request_makes_a_node_fail_leak_or_serve_wrong_bytes(tmp_path: Path) 
     codes = fuzz(tmp_path, 300, None)
     for method in METHODS:  # a fuzz whose requests were all refused would prove little
         assert codes[method, "OK"], f"{method}: {codes}"
-    for code in (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED):
+    for code in (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED):
         assert any(name == code.name for _, name in codes), f"{code}: {codes}"
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.integration.raw import (
     assert_no_leaked_slots,
     assert_nothing_held,
     chain_of,
+    content_of,
     statistics,
     wait_until,
 )
@@ -222,3 +224,28 @@ def test_sigterm_without_load_ends_within_its_grace(tmp_path: Path) -> None:
         assert node.stop() == 0
         assert time.monotonic() - began < 5
         waiting.cancel()
+
+
+def test_a_put_that_ends_while_the_node_stops_is_durable_too(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path, nvme_dir=tmp_path / "nvme", nvme_bytes="64MiB") as node:
+        chain = chain_of("put while stopping", 1)
+        with RawSession(node.address) as session:
+            reserved = session.reserve(chain)
+            content = content_of(chain.keys)
+
+            def half_then_stop_then_half() -> Iterator[cache_pb2.PutRequest]:
+                yield from session.put_messages(reserved.reservation_id, [])
+                half = len(content) // 2
+                yield cache_pb2.PutRequest(data=cache_pb2.PutData(data=content[:half]))
+                os.kill(node.pid, signal.SIGTERM)
+                time.sleep(0.3)  # well within the second of grace, and behind the first drain
+                data = cache_pb2.PutData(offset=half, data=content[half:])
+                yield cache_pb2.PutRequest(data=data)
+
+            answer = session.cache.Put(half_then_stop_then_half(), timeout=TIMEOUT_S * 5)
+        assert list(answer.statuses) == [cache_pb2.STATUS_STORED]
+        assert node.process is not None
+        assert node.process.wait(timeout=15) == 0
+        node.start()
+        with RawSession(node.address) as session:
+            assert session.fetch(chain) == [cache_pb2.STATUS_DONE]

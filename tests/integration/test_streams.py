@@ -43,7 +43,6 @@ def module_node(tmp_path_factory: pytest.TempPathFactory) -> Generator[NodeProce
         nvme_dir=directory / "nvme",
         nvme_bytes="256MiB",
         slab_bytes="4MiB",
-        lease_s=1,
         hold_s=1.5,
     ) as running:
         yield running
@@ -135,7 +134,7 @@ def test_a_get_cancelled_midway_leaks_nothing(
         if not cold:
             session.store(chain)
         for count in range(3):
-            stream = session.get(chain, delivery=delivery)
+            stream = session.get(chain, delivery=delivery, lease_ms=500)
             for _ in range(count):
                 next(stream)
             stream.cancel()
