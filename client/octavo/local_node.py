@@ -38,12 +38,13 @@ class LocalNode:
         self,
         *,
         command: Sequence[str] = (sys.executable, "-m", "octavo_server"),
+        log: Path | None = None,
         **settings: object,
     ) -> None:
         self._command = command
         self._runtime = tempfile.TemporaryDirectory(prefix="octavo-")
         self.runtime: Final = Path(self._runtime.name)
-        self.log: Final = self.runtime / "node.log"
+        self.log: Final = log or self.runtime / "node.log"
         self._settings = {
             "node_id": "local",
             "listen_unix": self.runtime / "octavo.sock",
@@ -156,5 +157,10 @@ class LocalNode:
         self._runtime.cleanup()
 
     def _error(self, message: str) -> LocalNodeError:
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return LocalNodeError("\n".join([message, *(f"  {line}" for line in lines)]))
+        return LocalNodeError(with_log(message, self.log))
+
+
+def with_log(message: str, log: Path) -> str:
+    """The message, and the last lines of a process's log."""
+    lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+    return "\n".join([message, *(f"  | {line}" for line in lines)])

@@ -15,8 +15,9 @@ from octavo.demo import story
 from octavo.demo.inference import Checkpoint
 from octavo.demo.messages import TurnReport, WorkerTask
 from octavo.demo.page_memory import PageMemory
-from octavo.demo.processes import Node, Places, ProcessError, run_worker
+from octavo.demo.processes import Places, ProcessError, demo_node, run_worker
 from octavo.demo.worker import Worker
+from octavo.local_node import LocalNode
 from octavo.transformers import kv_layout
 
 QUESTIONS = ("Who keeps the light?", "And who relieves them?", "When does the boat call?")
@@ -36,7 +37,7 @@ def _short_document(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def memory_at(node: Node, toy: Checkpoint) -> Generator[PageMemory]:
+def memory_at(node: LocalNode, toy: Checkpoint) -> Generator[PageMemory]:
     layout = kv_layout(toy.model, "toy", model_id="toy", weights_revision="1")
     with Client(node.address, layouts=[layout]) as client:
         client.connect()
@@ -53,7 +54,7 @@ def make_worker(
 def test_chat_outlives_worker_and_node(toy: Checkpoint, tmp_path: Path) -> None:
     alone = make_worker(toy)
     expected = [alone.answer(question).answer_tokens for question in QUESTIONS]
-    with Node(Places(tmp_path, tmp_path)) as node:
+    with demo_node(Places(tmp_path, tmp_path)) as node:
         node.start()
         with memory_at(node, toy) as memory:
             first = make_worker(toy, memory)
@@ -79,7 +80,7 @@ def test_chat_outlives_worker_and_node(toy: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_other_weights_find_nothing(toy: Checkpoint, tmp_path: Path) -> None:
-    with Node(Places(tmp_path, tmp_path)) as node:
+    with demo_node(Places(tmp_path, tmp_path)) as node:
         node.start()
         with memory_at(node, toy) as memory:
             make_worker(toy, memory).answer(QUESTIONS[0])
@@ -91,11 +92,10 @@ def test_other_weights_find_nothing(toy: Checkpoint, tmp_path: Path) -> None:
 
 def test_leaving_the_block_ends_the_node(tmp_path: Path) -> None:
     def started() -> int:
-        with Node(Places(tmp_path, tmp_path)) as node:
+        with demo_node(Places(tmp_path, tmp_path)) as node:
             node.start()
             with node.client() as client:
                 client.connect()
-            assert node.pid is not None
             return node.pid
 
     pid = started()

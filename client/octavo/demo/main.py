@@ -22,10 +22,11 @@ from typing import Final
 from octavo.demo import story
 from octavo.demo.checkpoint import CheckpointError, ensure_checkpoint
 from octavo.demo.messages import WorkerTask
-from octavo.demo.processes import Node, Places, ProcessError, WorkerResult, run_worker
+from octavo.demo.processes import Places, ProcessError, WorkerResult, demo_node, run_worker
 from octavo.demo.report import Narrator
 from octavo.demo.verdict import Runs, judge, summary
 from octavo.errors import OctavoError
+from octavo.local_node import LocalNodeError
 
 EXIT_INTERRUPTED: Final = 130
 
@@ -50,7 +51,7 @@ def run_demo(*, json: bool = False, keep: bool = False) -> int:
             checkpoint = ensure_checkpoint(narrator.step)
             with _places(checkpoint.parent, keep, narrator) as places:
                 runs = _tell(checkpoint, places, narrator)
-    except (CheckpointError, ProcessError, OctavoError) as error:
+    except (CheckpointError, LocalNodeError, ProcessError, OctavoError) as error:
         narrator.problem(str(error))
         if json:
             print(json_format.dumps({"ok": False, "problems": [str(error)]}))
@@ -92,7 +93,7 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
         )
 
     last_questions = (story.QUESTION_FROM_MEMORY, story.QUESTION_FROM_NVME)
-    with Node(places) as node:
+    with demo_node(places) as node:
         narrator.step("Starting a node: shared memory, and NVMe behind it")
         narrator.detail(f"serving after {node.start():.2f} s at {node.address}")
 
@@ -140,7 +141,7 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
 
 @contextlib.contextmanager
 def _places(cache: Path, keep: bool, narrator: Narrator) -> Generator[Places]:
-    """Temporary directories: a short path for the socket, one on the cache's disk for NVMe."""
+    """Temporary directories: one for logs, one on the cache's disk for NVMe."""
     runtime = Path(tempfile.mkdtemp(prefix="octavo-demo-"))
     disk = Path(tempfile.mkdtemp(prefix="demo-", dir=cache))
     try:

@@ -10,20 +10,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from octavo.client import Client
 from octavo.demo.messages import TurnReport, WorkerEnd, WorkerTask, from_line, to_line
-from octavo.errors import OctavoError
-from octavo_proto.layout import foreign_layout
-
-NODE_START_S: Final = 20.0
-NODE_STOP_S: Final = 15.0
-"""Above the node's own deadline for making queued pages durable."""
+from octavo.local_node import LocalNode, with_log
 
 WORKER_S: Final = 240.0
 """A worker's whole life. The longest takes 40 s on two cores."""
@@ -32,8 +25,6 @@ WORKER_ENV: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 """The node runs on the same cores. Threads that wait by spinning made decoding on two busy cores
 three times slower: 230 against 77 ms a token."""
 
-POLL_S: Final = 0.02
-LOG_LINES: Final = 12
 
 MEMORY_BYTES: Final = 512 << 20
 NVME_BYTES: Final = 1 << 30
@@ -41,119 +32,27 @@ NVME_BYTES: Final = 1 << 30
 
 
 class ProcessError(RuntimeError):
-    """A process of the demo failed; the message ends with the last lines of its log."""
+    """A worker of the demo failed; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a demo keeps its files. The socket's path must be short, the NVMe tier on a disk."""
+    """Where a demo keeps its files: logs, and on a disk the NVMe tier."""
 
     runtime: Path
     disk: Path
 
-    @property
-    def socket(self) -> Path:
-        return self.runtime / "octavo.sock"
 
-
-class Node:
-    """``python -m octavo_server`` as a child. Leaving the ``with`` block ends it."""
-
-    def __init__(self, places: Places) -> None:
-        self._places = places
-        self._log = places.runtime / "node.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.kill()
-
-    @property
-    def address(self) -> str:
-        """As a client takes it."""
-        return f"unix:{self._places.socket}"
-
-    @property
-    def pid(self) -> int | None:
-        """The process, while it runs."""
-        return None if self._process is None else self._process.pid
-
-    def start(self) -> float:
-        """Starts the node and waits until it opens sessions. Seconds that took.
-
-        Raises:
-            ProcessError: it ended, or did not serve in time.
-        """
-        begin = time.perf_counter()
-        # Settings of another node in this shell are not meant for this one.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "octavo_server", *self._flags()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-            )
-        while True:
-            if self._process.poll() is not None:
-                raise ProcessError(_with_log("the node ended while it started", self._log))
-            try:
-                with self.client() as client:
-                    client.connect()
-                return time.perf_counter() - begin
-            except OctavoError as error:
-                if time.perf_counter() - begin > NODE_START_S:
-                    message = f"the node does not serve after {NODE_START_S:.0f} s ({error})"
-                    raise ProcessError(_with_log(message, self._log)) from None
-            time.sleep(POLL_S)
-
-    def client(self) -> Client:
-        """A client that watches the node: it moves no pages."""
-        watching = foreign_layout("demo-watch", "octavo-demo")
-        return Client(self.address, layouts=[watching], transport="grpc")
-
-    def kill(self) -> None:
-        """``kill -9``. Harmless when it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL when its deadline has passed.
-
-        Raises:
-            ProcessError: it ended with another code than 0.
-        """
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            code = process.wait(NODE_STOP_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        self.kill()
-        if code != 0:
-            how = "did not end in time" if code is None else f"ended with code {code}"
-            raise ProcessError(_with_log(f"the node {how} after SIGTERM", self._log))
-
-    def _flags(self) -> list[str]:
-        disk = self._places.disk
-        flags = {
-            "node-id": "demo",
-            "listen-unix": self._places.socket,
-            "http": "off",
-            "memory-bytes": MEMORY_BYTES,
-            "nvme-dir": disk / "nvme",
-            "nvme-bytes": NVME_BYTES,
-            "state-dir": disk / "state",
-        }
-        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+def demo_node(places: Places) -> LocalNode:
+    """The demo's node, not started yet. Leaving its ``with`` block ends it."""
+    return LocalNode(
+        node_id="demo",
+        memory_bytes=MEMORY_BYTES,
+        nvme_dir=places.disk / "nvme",
+        nvme_bytes=NVME_BYTES,
+        state_dir=places.disk / "state",
+        log=places.runtime / "node.log",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +93,7 @@ def run_worker(
             process.stdin.write(to_line(task))
             process.stdin.close()
         except BrokenPipeError:
-            raise ProcessError(_with_log(f"worker {name} ended at once", log_path)) from None
+            raise ProcessError(with_log(f"worker {name} ended at once", log_path)) from None
         for line in process.stdout:
             match from_line(line):
                 case TurnReport() as turn:
@@ -210,10 +109,5 @@ def run_worker(
         process.kill()
         process.wait()
     if code != 0 or end is None:
-        raise ProcessError(_with_log(f"worker {name} ended with code {code}", log_path))
+        raise ProcessError(with_log(f"worker {name} ended with code {code}", log_path))
     return WorkerResult(tuple(turns), end)
-
-
-def _with_log(message: str, log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-    return "\n".join([message, *(f"  | {line}" for line in lines)])
