@@ -96,9 +96,7 @@ class NvmeTier:
             while self._queue and self._in_flight < _BATCHES_MAX:
                 rows, taken = self._next_batch()
                 self._in_flight += 1
-                task = self._start(self._write(rows, taken))
-                self._writes[task] = rows
-                task.add_done_callback(self._writes.pop)
+                self._writes[self._start(self._write(rows, taken))] = rows
 
     async def settle(self) -> None:
         """Waits until everything queued before this call was written or given up."""
@@ -196,6 +194,9 @@ class NvmeTier:
         try:
             await self._write_pinned(rows)
         finally:
+            task = asyncio.current_task()
+            assert task is not None
+            del self._writes[task]
             self._pins.unpin(rows)
             self._in_flight -= 1
             self._settled_total += taken
