@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,17 @@ from octavo.session import Session
 from octavo.status import Tier
 from octavo.transfer import RowSource, Transfer
 from octavo.transport.base import GetOrder, PutOrder
-from octavo_proto.limits import KEY_BYTES
+from octavo_proto.layout import Layout
+from octavo_proto.limits import KEY_BYTES, LAYOUTS_PER_SESSION_MAX
 from octavo_proto.v1 import admin_pb2, cache_pb2
 
 VARIANT_MAX = 2**16 - 1
+
+
+@lru_cache(maxsize=LAYOUTS_PER_SESSION_MAX)
+def fingerprint_of(layout: Layout) -> bytes:
+    """The layout's fingerprint, hashed once."""
+    return layout.fingerprint()
 
 
 def chain_message(
@@ -99,7 +107,7 @@ def get_order(
         chain=chain,
         hold_id=hold_id,
         transfer=transfer,
-        fingerprint=transfer.layout.fingerprint(),
+        fingerprint=fingerprint_of(transfer.layout),
         wait_pending=wait_pending,
         deadline=deadline,
     )

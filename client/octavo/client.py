@@ -33,14 +33,13 @@ from octavo.results import (
     PutResult,
     Statistics,
 )
-from octavo.session import Session, SessionTerms, TransportChoice
+from octavo.session import Session, TransportChoice, checked_terms
 from octavo.sinks import Sink, Source, row_sink, row_source
 from octavo.status import Status, known_statuses
 from octavo.transfer import RowSink, RowSource, Transfer, page_window, wanted_units
 from octavo.transport.base import GetReport, PutReport
 from octavo_proto import columns
 from octavo_proto.layout import Layout
-from octavo_proto.limits import LAYOUTS_PER_SESSION_MAX, NAMESPACES_PER_SESSION_MAX
 from octavo_proto.v1 import admin_pb2, cache_pb2
 
 Answer = TypeVar("Answer")
@@ -73,22 +72,12 @@ class Client:
         Raises:
             InvalidRequest: an argument is wrong; the message says which.
         """
-        if not 0 < len(layouts) <= LAYOUTS_PER_SESSION_MAX:
-            raise InvalidRequest(f"{len(layouts)} layouts, allowed: 1 to {LAYOUTS_PER_SESSION_MAX}")
-        if not 0 < len(namespaces) <= NAMESPACES_PER_SESSION_MAX:
-            raise InvalidRequest(
-                f"{len(namespaces)} namespaces, allowed: 1 to {NAMESPACES_PER_SESSION_MAX}"
-            )
-        if transport not in ("auto", "shm", "grpc"):
-            raise InvalidRequest(f"transport is {transport!r}, allowed: auto, shm, grpc")
         if not timeout_s > 0:
             raise InvalidRequest(f"timeout_s is {timeout_s}, must be above 0")
+        self._timeout_s = timeout_s
+        terms = checked_terms(layouts, namespaces, variants, transport)
         self._layouts = {layout.name: place for place, layout in enumerate(layouts)}
         self._namespaces = {name: place for place, name in enumerate(namespaces)}
-        if len(self._layouts) < len(layouts) or len(self._namespaces) < len(namespaces):
-            raise InvalidRequest("two layouts or two namespaces have the same name")
-        self._timeout_s = timeout_s
-        terms = SessionTerms(tuple(layouts), tuple(namespaces), tuple(variants), transport)
         where = parse_address(default_address() if address is None else address)
         self._connection = Connection(where, terms)
         self._terms = terms

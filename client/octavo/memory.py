@@ -1,7 +1,9 @@
 """Addresses of buffers, and copies between addresses.
 
-``ctypes.memmove`` releases the GIL and copies 320 KiB pieces at the speed of torch's
-``copy_`` (11 to 13 GB/s where measured); memoryview assignment would hold the GIL.
+Both ways to copy release the GIL, which memoryview assignment would not. Measured with pieces
+of 320 KiB on one thread, beside 11.4 GB/s of torch's ``copy_``: numpy's word-wise OR of a
+piece with itself 12.0; ``ctypes.memmove`` 11.1 where source and destination are aligned alike,
+but 6 to 9 where they are not, for libc then still uses ``rep movsb``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,11 @@ from octavo.errors import InvalidRequest
 _READ: Final = 0x100
 _WRITE: Final = 0x200
 # PyBUF_READ and PyBUF_WRITE of CPython's C API.
+
+_WORD_BYTES: Final = 8
+
+WORDWISE_BYTES_MIN: Final = 16 << 10
+"""Extents shorter than this are copied by ``memmove``, whose call costs less."""
 
 _BUFFERS: Final = (bytes, bytearray, memoryview, np.ndarray)
 
@@ -91,11 +98,45 @@ def copy_extents(
     """Copies each extent; neighbours that are contiguous on both sides are copied as one."""
     if len(lengths) > 1:
         destinations, sources, lengths = merge_extents(destinations, sources, lengths)
+    if len(lengths) == 0:
+        return
+    in_words = ((destinations | sources | lengths) & (_WORD_BYTES - 1)).max() == 0
+    if in_words and lengths.min() >= WORDWISE_BYTES_MIN:
+        _copy_words(destinations, sources, lengths)
+        return
     memmove = ctypes.memmove
     for destination, source, length in zip(
         destinations.tolist(), sources.tolist(), lengths.tolist(), strict=True
     ):
         memmove(destination, source, length)
+
+
+def _copy_words(
+    destinations: NDArray[np.int64], sources: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> None:
+    """Copies extents of whole 8-byte words."""
+    targets, target_begin = _words_around(destinations, lengths, writable=True)
+    origins, origin_begin = _words_around(sources, lengths, writable=False)
+    copy = np.bitwise_or  # of a thing with itself
+    for target, origin, count in zip(
+        ((destinations - target_begin) // _WORD_BYTES).tolist(),
+        ((sources - origin_begin) // _WORD_BYTES).tolist(),
+        (lengths // _WORD_BYTES).tolist(),
+        strict=True,
+    ):
+        piece = origins[origin : origin + count]
+        copy(piece, piece, out=targets[target : target + count])
+
+
+def _words_around(
+    addresses: NDArray[np.int64], lengths: NDArray[np.int64], *, writable: bool
+) -> tuple[NDArray[np.uint64], int]:
+    """One array over all extents, and its address. What lies between them is never touched, and
+    may not even be mapped; it only makes a slice the cheapest way to name an extent."""
+    begin = int(addresses.min())
+    size_bytes = int((addresses + lengths).max()) - begin
+    view = view_at(begin, size_bytes, writable=writable)
+    return np.frombuffer(view, dtype=np.uint64), begin
 
 
 def merge_extents(

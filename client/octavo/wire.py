@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -10,7 +11,7 @@ import grpc
 
 from octavo.address import Address
 from octavo.deadline import CallScope, Deadline, current_scope
-from octavo.errors import CallCancelled, NodeFailed, OctavoError, error_of
+from octavo.errors import CallCancelled, ConnectError, NodeFailed, OctavoError, error_of
 from octavo_proto.limits import MESSAGE_BYTES_MAX
 from octavo_proto.v1 import admin_pb2_grpc, cache_pb2, cache_pb2_grpc
 
@@ -45,6 +46,12 @@ class Wire:
     """One channel to a node. Safe for use by several threads; not across a fork."""
 
     def __init__(self, address: Address) -> None:
+        """Nothing is dialled yet.
+
+        Raises:
+            ConnectError: this process was forked from one whose client had dialled.
+        """
+        _require_own_grpc()
         self._channel = grpc.insecure_channel(address.target, options=_OPTIONS)
         self.cache: Final = cache_pb2_grpc.CacheStub(self._channel)
         self.admin: Final = admin_pb2_grpc.AdminStub(self._channel)
@@ -124,6 +131,26 @@ class Wire:
             raise translate(error) from None
         except ValueError as error:
             raise _closed_channel(error) from None
+
+
+_dialled_by_pid: int | None = None
+
+
+def _require_own_grpc() -> None:
+    """gRPC's threads do not survive a fork: in such a child a new channel often hangs for ever,
+    before any deadline applies, unless gRPC was told to prepare for forks. A clear miss instead.
+    """
+    global _dialled_by_pid
+    pid = os.getpid()
+    if _dialled_by_pid is None:
+        _dialled_by_pid = pid
+    prepared = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
+    if _dialled_by_pid != pid and not prepared:
+        raise ConnectError(
+            "this process was forked after a client had connected, which gRPC does not support: "
+            "start workers by spawn, fork before the first call, or set "
+            "GRPC_ENABLE_FORK_SUPPORT=1 before importing grpc"
+        )
 
 
 def finish(pending: Pending[Response], timeout_s: float) -> Response:

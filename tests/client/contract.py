@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -58,6 +59,11 @@ def stored_prompt(client: octavo.Client, seed: int, page_count: int) -> tuple[oc
     result = client.put(chain, octavo.BufferSource(data, UNIT))
     assert result.counts == {octavo.Status.STORED: page_count * UNITS}
     return chain, data
+
+
+def arena_mappings() -> int:
+    """Mappings of a node's memory in this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:octavo")
 
 
 def buffer_for(page_count: int, units: int = UNITS) -> Bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import octavo
-from octavo.memory import copy_extents, merge_extents, region_of
+from octavo.memory import WORDWISE_BYTES_MIN, copy_extents, merge_extents, region_of
 from octavo.sinks import row_sink, row_source
 from octavo.transfer import Rows, Transfer
 
@@ -82,6 +82,32 @@ def test_merged_extents_copy_the_same_bytes(pairs: list[tuple[int, int]]) -> Non
         expected[b : b + step] = source[a : a + step]
     copy_extents(merged.ctypes.data + targets, source.ctypes.data + sources, lengths)
     assert np.array_equal(merged, expected)
+
+
+@FUZZ
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True),
+    st.sampled_from([0, 1, 8, 16]),
+    st.sampled_from([0, 4, 8]),
+    st.sampled_from([0, 3, 8]),
+)
+def test_long_extents_are_copied_whole_whatever_their_alignment(
+    places: list[int], source_skew: int, target_skew: int, shorter: int
+) -> None:
+    size = WORDWISE_BYTES_MIN - shorter
+    source = np.random.default_rng(1).integers(0, 256, 17 * WORDWISE_BYTES_MIN, dtype=np.uint8)
+    target = np.zeros_like(source)
+    starts = np.array(places, dtype=np.int64) * WORDWISE_BYTES_MIN
+    goals = starts[::-1] + target_skew
+    expected = target.copy()
+    for start, goal in zip((starts + source_skew).tolist(), goals.tolist(), strict=True):
+        expected[goal : goal + size] = source[start : start + size]
+    copy_extents(
+        target.ctypes.data + goals,
+        source.ctypes.data + starts + source_skew,
+        np.full(len(places), size, dtype=np.int64),
+    )
+    assert np.array_equal(target, expected)
 
 
 def test_neighbours_on_both_sides_become_one_extent() -> None:
