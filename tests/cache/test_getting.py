@@ -159,6 +159,22 @@ def test_a_chain_in_use_is_not_evicted_while_idle_ones_are() -> None:
     in_memory(test)
 
 
+def test_a_page_that_is_half_written_is_not_evicted() -> None:
+    async def test(world: World) -> None:
+        zero, one = await world.session(TWO), await world.session(TWO)
+        chain = chain_of(zero, [7])
+        await world.put(zero, chain, [7], units=[0])
+        reservation, _ = world.reserve(one, chain, units=[1])
+        assert reservation is not None
+        await crowd(world, 100, 600)
+        assert await world.commit(reservation, [(0, 1, body(7, 1, 4096))]) == [STORED]
+        world.cache.reservations.end(reservation)
+        got = await world.get(one, chain)
+        assert got.units == {(0, unit): body(7, unit, 4096) for unit in (0, 1)}
+
+    in_memory(test)
+
+
 def test_what_is_used_stays_longer() -> None:
     async def test(world: World) -> None:
         session = await world.session()

@@ -415,6 +415,26 @@ def test_what_is_deleted_while_it_is_written_stays_deleted(tmp_path: Path, what:
     on_nvme(tmp_path, test, files=gate.files)
 
 
+def test_what_is_deleted_stays_deleted_after_a_kill(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        session = await world.session()
+        chain = chain_of(session, range(6))
+        await world.put(session, chain, range(6))
+        await world.cache.flush(session.namespaces)
+        await world.cache.delete(session, chain_of(session, [2, 3]))
+        await world.reopen(killed=True)
+        session = await world.session()
+        assert world.present(session, chain_of(session, range(6))) == 2
+        assert world.cache.table.row_count == 4
+        assert await world.cache.clear(chain.namespace, None) == 4
+        await world.reopen(killed=True)
+        assert world.cache.table.row_count == 0
+        assert world.store is not None
+        assert world.store.used_bytes == 0
+
+    on_nvme(tmp_path, test)
+
+
 def test_a_page_put_again_after_its_delete_survives(tmp_path: Path) -> None:
     gate = Gate()
 

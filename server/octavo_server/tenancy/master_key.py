@@ -54,8 +54,9 @@ def _make_once(path: Path) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # A name of our own: two nodes in two containers may have the same process id.
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, secrets.token_bytes(MASTER_KEY_BYTES))
         os.fsync(descriptor)
