@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from octavo.cli import bench
+from octavo.cli.plan import plan
+from octavo.cli.quality import quality
 
 app = typer.Typer(
     name="octavo",
@@ -18,6 +20,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(bench.app, name="bench")
+app.command()(quality)
+app.command()(plan)
 
 Address = Annotated[
     str | None,

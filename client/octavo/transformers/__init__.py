@@ -1,6 +1,6 @@
 """KV of Hugging Face ``transformers`` models as Octavo pages: the layout, and both directions."""
 
-from octavo.transformers.forward import next_logits
+from octavo.transformers.forward import following_logits, next_logits
 from octavo.transformers.layout import UnsupportedModel, checkpoint_revision, kv_layout
 from octavo.transformers.pages import CacheSink, CacheSource
 
@@ -9,6 +9,7 @@ __all__ = [
     "CacheSource",
     "UnsupportedModel",
     "checkpoint_revision",
+    "following_logits",
     "kv_layout",
     "next_logits",
 ]

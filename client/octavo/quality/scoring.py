@@ -1,0 +1,76 @@
+"""How far the next-token distributions over unpacked KV are from those over the original."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE: Final = 64
+"""Distributions compared in one step: 25 MB of float64 for a vocabulary of 49,152."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Sums over scored tokens; adding two scores joins their texts."""
+
+    token_count: int = 0
+    kl_sum: float = 0.0
+    """Of KL(reference || candidate), nats."""
+    nll_sum: float = 0.0
+    """Negative log-likelihood of the text's own tokens, nats."""
+    reference_nll_sum: float = 0.0
+    same_top1: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.token_count + other.token_count,
+            self.kl_sum + other.kl_sum,
+            self.nll_sum + other.nll_sum,
+            self.reference_nll_sum + other.reference_nll_sum,
+            self.same_top1 + other.same_top1,
+        )
+
+    @property
+    def kl(self) -> float:
+        """Mean KL divergence a token, nats."""
+        return self.kl_sum / self.token_count
+
+    @property
+    def dppl_pct(self) -> float:
+        """Change of perplexity, per cent; above 0 is worse."""
+        return 100 * math.expm1((self.nll_sum - self.reference_nll_sum) / self.token_count)
+
+    @property
+    def top1_pct(self) -> float:
+        """How often the likeliest token is the same, per cent."""
+        return 100 * self.same_top1 / self.token_count
+
+
+def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Score:
+    """Scores ``candidate`` against ``reference``.
+
+    Both are logits ``[tokens, vocabulary]``; ``targets`` ``[tokens]`` are the ids that really
+    followed. In float64: the KL of int8 is near 1e-5, a sum of terms that nearly cancel.
+    """
+    total = Score()
+    for begin in range(0, reference.shape[0], ROWS_AT_ONCE):
+        rows = slice(begin, begin + ROWS_AT_ONCE)
+        total += _compare_rows(reference[rows], candidate[rows], targets[rows])
+    return total
+
+
+def _compare_rows(reference: Tensor, candidate: Tensor, targets: Tensor) -> Score:
+    log_p = torch.log_softmax(reference.double(), dim=-1)
+    log_q = torch.log_softmax(candidate.double(), dim=-1)
+    chosen = targets[:, None]
+    return Score(
+        token_count=int(reference.shape[0]),
+        kl_sum=float((log_p.exp() * (log_p - log_q)).sum()),
+        nll_sum=-float(log_q.gather(1, chosen).sum()),
+        reference_nll_sum=-float(log_p.gather(1, chosen).sum()),
+        same_top1=int((log_p.argmax(-1) == log_q.argmax(-1)).sum()),
+    )
