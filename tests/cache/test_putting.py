@@ -168,6 +168,26 @@ def test_a_caller_that_goes_away_during_its_commit_leaks_nothing() -> None:
     in_memory(test)
 
 
+def test_finishing_keeps_what_is_being_copied_and_ending_does_not() -> None:
+    async def test(world: World) -> None:
+        session = await world.session()
+        for first, finish, expected in ((0, True, STORED), (10, False, EXPIRED)):
+            chain = chain_of(session, range(first, first + 2))
+            reservation, _ = world.reserve(session, chain)
+            assert reservation is not None
+            filled = world.fill([(0, 0, body(first, 0, 4096))])
+            commit = asyncio.ensure_future(world.cache.commit(reservation, filled, world.ring))
+            await asyncio.sleep(0)  # the copy has begun
+            if finish:
+                world.cache.reservations.finish(reservation)
+            else:
+                world.cache.reservations.end(reservation)
+            assert (await commit).tolist() == [expected]
+            assert world.present(session, chain) == (1 if finish else 0)
+
+    in_memory(test)
+
+
 def test_sizes_beyond_slab_and_arena_are_answered_page_by_page() -> None:
     async def test(world: World) -> None:
         session = await world.session()

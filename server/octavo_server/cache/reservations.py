@@ -44,6 +44,9 @@ class Reservation:
     deadline: Deadline
     reserved_bytes: int
     ended: bool = False
+    """Nothing more can be filled."""
+    revoked: bool = False
+    """What is being copied is not wanted any more either."""
 
 
 class Reservations:
@@ -166,7 +169,7 @@ class Reservations:
         np.bitwise_and.at(table.reserved_mask, rows, ~bits)
         unit_rows = (table.unit_base[rows] + units).astype(np.int32)
         self._no_longer_reserved(reservation, unit_rows)
-        stored = np.full(len(rows), not reservation.ended) & ~table.withdrawn[rows]
+        stored = np.full(len(rows), not reservation.revoked) & ~table.withdrawn[rows]
         self._memory.give_back(unit_rows[~stored])
         table.units.digest[unit_rows[stored]] = digests[stored]
         pages, place = np.unique(rows[stored], return_inverse=True)
@@ -195,7 +198,14 @@ class Reservations:
         self._pins.settle(rows)
 
     def end(self, reservation: Reservation) -> None:
-        """Gives back what was not filled."""
+        """Ends it because its time or its session ended, or its owner gave it up: what is being
+        copied at this moment won't be stored."""
+        reservation.revoked = True
+        self.finish(reservation)
+
+    def finish(self, reservation: Reservation) -> None:
+        """Ends it because nothing more will come: gives back what was not filled. What is being
+        copied at this moment is stored."""
         if reservation.ended:
             return
         table = self._table

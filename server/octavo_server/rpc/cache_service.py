@@ -242,7 +242,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
                 filled = requests.filled_units(request, reservation, ring.size_bytes)
                 statuses = await self._cache.commit(reservation, filled, ring)
                 if request.last:
-                    self._cache.reservations.end(reservation)
+                    self._cache.reservations.finish(reservation)
             return cache_pb2.CommitResponse(statuses=columns.write(statuses, columns.U8))
 
         return await answered(context, self._refused, work())

@@ -48,7 +48,7 @@ async def receive_units(
     finally:
         receiver.close()
     if header.last and reservation is not None:
-        cache.reservations.end(reservation)
+        cache.reservations.finish(reservation)
     return receiver.response()
 
 
