@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 EXIT_USAGE: Final = 2
 GB: Final = 10**9
+DEFAULT_CODEC: Final = "fp8_e5m2"
+"""The codec of profile ``general``."""
 
 
 def plan(
@@ -35,8 +37,9 @@ def plan(
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes that share them.")] = 1,
     codec: Annotated[
-        str, typer.Option(help="The codec whose figures lead; all are shown.")
-    ] = "fp8_e5m2",
+        str | None,
+        typer.Option(help="The codec whose figures lead; all are shown. Default: fp8_e5m2."),
+    ] = None,
     page_tokens: Annotated[int, typer.Option(min=16, max=256, help="Tokens of a page.")] = 16,
     tp: Annotated[
         int | None,
@@ -112,7 +115,9 @@ def plan(
     _show_plan(request, codec, as_json=as_json, plot=plot)
 
 
-def _show_plan(request: PlanRequest, codec: str, *, as_json: bool, plot: Path | None) -> None:
+def _show_plan(
+    request: PlanRequest, codec: str | None, *, as_json: bool, plot: Path | None
+) -> None:
     """Prints a plan, and draws it into the file ``plot``.
 
     Raises:
@@ -120,12 +125,16 @@ def _show_plan(request: PlanRequest, codec: str, *, as_json: bool, plot: Path | 
     """
     from octavo.cli.plan_tables import print_plan
     from octavo.plan import PlanError, make_plan
+    from octavo.plan.packed import RAW
     from octavo.plan.report import figures
 
     try:
         plan = make_plan(request)
     except PlanError as error:
         raise CommandError(str(error), EXIT_USAGE) from None
+    if codec is None:
+        # KV that the engine keeps in 8 bits has codec raw alone.
+        codec = DEFAULT_CODEC if DEFAULT_CODEC in plan.codecs else RAW
     if codec not in plan.codecs:
         raise CommandError(
             f"codec {codec!r}: {request.model.name} with KV in {plan.layout.dtype} has "

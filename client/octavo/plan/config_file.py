@@ -52,7 +52,9 @@ def read_model(path: Path) -> ModelShape:
     if not isinstance(loaded, dict):
         raise UnsupportedModel(f"{file} is not a JSON object")
     folder = file.parent.resolve()
-    weights = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+    # Some publishers keep the same weights twice, under another name.
+    files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
+    weights = sum(each.stat().st_size for each in files)
     return model_of(loaded, name=folder.name or "model", weight_bytes_on_disk=weights or None)
 
 

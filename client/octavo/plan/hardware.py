@@ -20,8 +20,8 @@ class Gpu:
     fp8_flops: int = 0
 
     def flops(self, weight_bits: int) -> int:
-        """Peak for weights of that width. Narrower ones than FP8 still multiply in FP8."""
-        return self.fp8_flops if weight_bits <= 8 and self.fp8_flops else self.bf16_flops
+        """Peak for weights of that width. Narrower ones than 8 bits are multiplied in bf16."""
+        return self.fp8_flops if weight_bits == 8 and self.fp8_flops else self.bf16_flops
 
 
 @dataclass(frozen=True, slots=True)
