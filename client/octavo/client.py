@@ -230,7 +230,7 @@ class Client:
             )
             rows.begin(transfer)
             order = checked_puts(session, message, transfer, rows, variants, deadline)
-            return session.transport.put(order, rows)
+            return session.transport.put_in_rounds(order, rows)
 
         deadline = self._deadline(timeout_s)
         missed = PutReport(np.full(transfer.row_count, Status.UNAVAILABLE, dtype=np.uint8), 0.0, 0)

@@ -149,6 +149,29 @@ class Transport(ABC):
     def put(self, order: PutOrder, source: RowSource) -> PutReport:
         """Reserves what is missing and hands it over. Raises OctavoError if that is refused."""
 
+    def put_in_rounds(self, order: PutOrder, source: RowSource) -> PutReport:
+        """A put, and another one for what found no room, as long as each stores something.
+
+        A node lets reservations take only a part of its memory: a chain larger than that goes
+        in several rounds, and what one round stored is present in the next.
+        """
+        report = self.put(order, source)
+        stored = report.statuses == Status.STORED
+        progress = stored
+        while (report.statuses == Status.NO_ROOM).any() and progress.any():
+            if order.deadline.remaining_s() <= 0:
+                break
+            round_ = self.put(order, source)
+            progress = (round_.statuses == Status.STORED) & ~stored
+            stored |= progress
+            statuses = np.where(stored, np.uint8(Status.STORED), round_.statuses)
+            report = PutReport(
+                statuses,
+                report.worker_s + round_.worker_s,
+                report.bytes_put + round_.bytes_put,
+            )
+        return report
+
     @abstractmethod
     def close(self) -> None:
         """Gives up its memory. Calls in progress end with SessionLost."""
