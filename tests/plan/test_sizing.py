@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ LLAMA_70B = PlanRequest(
 DEEPSEEK = PlanRequest(model=KNOWN_MODELS["deepseek-v3"], context_tokens=32_768, session_count=64)
 
 
-def plan_of(request: PlanRequest = LLAMA_70B, **changes: object) -> Plan:
-    return make_plan(replace(request, **changes))  # type: ignore[arg-type]
+def plan_of(
+    request: PlanRequest = LLAMA_70B, changes: dict[str, Any] | None = None, **more: Any
+) -> Plan:
+    return make_plan(replace(request, **(changes or {}), **more))
 
 
 def test_256_sessions_of_128k_of_a_70b_model_take_10_tib() -> None:
@@ -187,8 +190,8 @@ def test_experts_change_nothing_of_the_kv() -> None:
         (DEEPSEEK, {"tp": 1, "pp": 16}, "keeps it once."),
     ],
 )
-def test_rules_are_said(request_: PlanRequest, changes: dict[str, object], said: str) -> None:
-    assert said in " ".join(rules(plan_of(request_, **changes)))
+def test_rules_are_said(request_: PlanRequest, changes: dict[str, Any], said: str) -> None:
+    assert said in " ".join(rules(plan_of(request_, changes)))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +205,9 @@ def test_rules_are_said(request_: PlanRequest, changes: dict[str, object], said:
         ({"model": KNOWN_MODELS["kimi-k2"], "gpu": replace(GPUS["l40s"], hbm_bytes=10**9)}, "--pp"),
     ],
 )
-def test_plans_that_cannot_be_made_say_why(changes: dict[str, object], message: str) -> None:
+def test_plans_that_cannot_be_made_say_why(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        plan_of(**changes)
+        plan_of(LLAMA_70B, changes)
 
 
 def test_links_have_names_of_their_own() -> None:
