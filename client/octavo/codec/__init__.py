@@ -4,7 +4,31 @@ Importing this package does not import torch; packing does.
 """
 
 from octavo.codec.base import Codec
+from octavo.codec.packed import PackedCodec
+from octavo.codec.profile import PROFILES, NamespaceProfiles, Profile
 from octavo.codec.raw import RawCodec
-from octavo.codec.registry import UnknownVariant, codec_of, variants
+from octavo.codec.registry import (
+    SINK_TOKENS,
+    UnknownCodec,
+    UnknownVariant,
+    codec_by_name,
+    codec_names,
+    codec_of,
+    variants,
+)
 
-__all__ = ["Codec", "RawCodec", "UnknownVariant", "codec_of", "variants"]
+__all__ = [
+    "PROFILES",
+    "SINK_TOKENS",
+    "Codec",
+    "NamespaceProfiles",
+    "PackedCodec",
+    "Profile",
+    "RawCodec",
+    "UnknownCodec",
+    "UnknownVariant",
+    "codec_by_name",
+    "codec_names",
+    "codec_of",
+    "variants",
+]

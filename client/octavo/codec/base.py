@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from octavo_proto.layout import KvKind, Layout, LayoutError
 
@@ -16,15 +16,15 @@ class Codec(ABC):
 
     A *unit tensor* is what the engine has: ``[pages, layers, 2, tokens, heads, head_dim]`` for
     GQA (K before V), ``[pages, layers, tokens, latent + rope]`` for MLA, of the layout's dtype
-    or of an integer type of the same width (bits are moved, not numbers). Packed, it is uint8
-    ``[pages, unit_bytes]``.
+    or of an integer type of the same width (the same bits under another name). Packed, it is
+    uint8 ``[pages, unit_bytes]``. Both may be strided in ``pages``, on any device.
 
     Packing what was unpacked gives the same bytes again, so a page that is evicted and saved
     again does not decay.
     """
 
-    name: ClassVar[str]
-    variant: ClassVar[int]
+    name: str
+    variant: int
     """The number of codec and version in the protocol. Never reused; 0 means unspecified."""
 
     @abstractmethod
@@ -32,16 +32,16 @@ class Codec(ABC):
         """Bytes of a packed unit. Raises LayoutError for a unit the layout does not have."""
 
     @abstractmethod
-    def pack(self, unit: Tensor) -> Tensor:
-        """The packed bytes of a unit tensor; may share its memory."""
+    def pack(self, units: Tensor, layout: Layout) -> Tensor:
+        """The packed bytes of a unit tensor; may share its memory.
+
+        Raises:
+            LayoutError: the codec has no format for the layout's dtype or kind.
+        """
 
     @abstractmethod
-    def unpack(self, data: Tensor, layout: Layout, unit: int, dtype_bits: Tensor | None) -> Tensor:
-        """The unit tensor of packed bytes; may share their memory.
-
-        ``dtype_bits`` is an example tensor whose dtype the result shall have; None means the
-        layout's own dtype.
-        """
+    def unpack(self, data: Tensor, layout: Layout, unit: int) -> Tensor:
+        """The unit tensor of packed bytes, of the layout's dtype; may share their memory."""
 
 
 def unit_shape(layout: Layout, unit: int) -> tuple[int, ...]:

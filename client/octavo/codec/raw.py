@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from octavo.codec.base import Codec, unit_shape
 from octavo.sinks import RAW_VARIANT
@@ -18,20 +18,20 @@ class RawCodec(Codec):
     Also for engines that run an FP8 cache already: those bits are never quantised again.
     """
 
-    name: ClassVar[str] = "raw"
-    variant: ClassVar[int] = RAW_VARIANT
+    name = "raw"
+    variant = RAW_VARIANT
 
     def unit_bytes(self, layout: Layout, unit: int) -> int:
         unit_shape(layout, unit)  # names a unit or kind that is wrong
         return layout.raw_unit_bytes(unit)
 
-    def pack(self, unit: Tensor) -> Tensor:
+    def pack(self, units: Tensor, layout: Layout) -> Tensor:
         import torch
 
-        return unit.contiguous().view(torch.uint8).reshape(unit.shape[0], -1)
+        return units.contiguous().view(torch.uint8).reshape(units.shape[0], -1)
 
-    def unpack(self, data: Tensor, layout: Layout, unit: int, dtype_bits: Tensor | None) -> Tensor:
+    def unpack(self, data: Tensor, layout: Layout, unit: int) -> Tensor:
         import torch
 
-        dtype = dtype_bits.dtype if dtype_bits is not None else getattr(torch, layout.dtype)
+        dtype: torch.dtype = getattr(torch, layout.dtype)
         return data.view(dtype).reshape(data.shape[0], *unit_shape(layout, unit))

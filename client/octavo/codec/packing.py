@@ -1,0 +1,216 @@
+"""Packs and unpacks units, a piece that stays in a core's cache at a time.
+
+A unit's values fall into *sides* that are quantised alike: K, V, or the tiles of MLA's latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from octavo.codec.bits import pack_bits, unpack_bits
+from octavo.codec.channels import FloatChannels, IntegerChannels
+from octavo.codec.elements import E4M3, E5M2
+from octavo.codec.rows import AffineRows, Rows, ScaledRows
+from octavo.codec.sections import Sections
+from octavo.codec.settle import finish, settled
+from octavo_proto.layout import KvKind, Layout
+
+if TYPE_CHECKING:
+    from octavo.codec.packed import PackedCodec
+
+PIECE_ELEMENTS: Final = 1 << 16
+"""Their float32 values, 256 KiB, stay in the second-level cache between the passes."""
+
+_FLOAT_REACH: Final = {"e4m3": 450.7, "e5m2": 453.8}
+"""Up to 448, with a margin that lets rounded rows find their scale again: of the numbers between
+1/8 octave below and the reach itself, e4m3 has 416 and 448, e5m2 448 alone. What saturates is
+off by at most 1.3 %, where the format's own steps are 6 and 12 %."""
+
+_INTEGER_REACH: Final = {8: 127.3, 6: 31.3, 5: 15.15}
+"""Up to 2^(bits-1) - 1/2 would do, likewise with a margin."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Views: values ``[pages, layers, tokens, heads, dim]``, codes ``[pages, layers, groups,
+    rows of bytes, heads * dim]``; parameters ``[pages, layers, ...]`` of their own memory."""
+
+    rows: Rows
+    values: Tensor
+    codes: Tensor
+    parameters: tuple[Tensor, ...]
+
+    @property
+    def row_shape(self) -> tuple[int, int, int]:
+        """Of one page and layer, as ``Rows`` wants it."""
+        _pages, _layers, tokens, heads, dim = self.values.shape
+        if self.rows.dim == 1:
+            return (tokens // 16, 16, heads * dim)
+        return (1, tokens * heads, dim)
+
+    def pieces(self) -> Iterator[tuple[slice, slice]]:
+        """Ranges of pages and layers, each small enough."""
+        pages, layers = self.values.shape[:2]
+        per_layer = self.values[0, 0].numel() if pages and layers else 1
+        layer_step = max(1, min(layers, PIECE_ELEMENTS // per_layer))
+        page_step = max(1, PIECE_ELEMENTS // (per_layer * layer_step))
+        for page in range(0, pages, page_step):
+            for layer in range(0, layers, layer_step):
+                yield slice(page, page + page_step), slice(layer, layer + layer_step)
+
+
+def pack(codec: PackedCodec, sections: Sections, units: Tensor, layout: Layout) -> Tensor:
+    """See ``Codec.pack``."""
+    dtype = _dtype(layout)
+    units = units.view(dtype)
+    pages, raw = units.shape[0], codec.raw_tokens
+    data = torch.empty((pages, sections.size_bytes), dtype=torch.uint8, device=units.device)
+    tokens_dim = 2 if layout.kind is KvKind.MLA else 3
+    if raw:
+        sections.write(data, "raw", units.narrow(tokens_dim, 0, raw))
+        units = units.narrow(tokens_dim, raw, units.shape[tokens_dim] - raw)
+    parameters = {
+        name: sections.empty(data, name) for name in sections.names if name not in ("raw", "codes")
+    }
+    for side in _sides(codec, layout, units, sections.read(data, "codes"), parameters):
+        _pack_side(codec, side, dtype)
+    if "rope" in parameters:
+        parameters["rope"].copy_(_to_16_bits(units[..., layout.head_dim :]))
+    for name, values in parameters.items():
+        sections.write(data, name, values)
+    return data
+
+
+def unpack(
+    codec: PackedCodec, sections: Sections, data: Tensor, layout: Layout, shape: tuple[int, ...]
+) -> Tensor:
+    """See ``Codec.unpack``."""
+    dtype = _dtype(layout)
+    whole = torch.empty((data.shape[0], *shape), dtype=dtype, device=data.device)
+    raw, units = codec.raw_tokens, whole
+    tokens_dim = 2 if layout.kind is KvKind.MLA else 3
+    if raw:
+        first = units.narrow(tokens_dim, 0, raw)
+        first.copy_(sections.read(data, "raw").contiguous().view(dtype).view(first.shape))
+        units = units.narrow(tokens_dim, raw, units.shape[tokens_dim] - raw)
+    parameters = {
+        name: sections.read(data, name) for name in sections.names if name not in ("raw", "codes")
+    }
+    for side in _sides(codec, layout, units, sections.read(data, "codes"), parameters):
+        _unpack_side(codec, side, dtype)
+    if "rope" in parameters:
+        rope = parameters["rope"]
+        as_stored = torch.bfloat16 if dtype == torch.float32 else dtype
+        units[..., layout.head_dim :].copy_(rope.view(as_stored))
+    return whole
+
+
+def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
+    for pages, layers in side.pieces():
+        values = side.values[pages, layers]
+        rows = values.to(torch.float32).reshape(-1, *side.row_shape[1:])
+        codes, found = settled(side.rows, rows, dtype)
+        target = side.codes[pages, layers]
+        width = target.shape[-1]
+        target.copy_(pack_bits(codes.view(-1, 16, width), codec.bits).view(target.shape))
+        for whole, part in zip(side.parameters, found, strict=True):
+            piece = whole[pages, layers]
+            piece.copy_(part.view(piece.shape))
+
+
+def _unpack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
+    scratch = torch.empty(0, dtype=torch.float32, device=side.values.device)
+    for pages, layers in side.pieces():
+        target = side.values[pages, layers]
+        packed = side.codes[pages, layers]
+        if codec.bits != 8:
+            packed = unpack_bits(packed.flatten(0, 2), codec.bits)
+        if scratch.numel() != target.numel():
+            scratch = scratch.new_empty(target.numel())
+        rows = scratch.view(-1, *side.row_shape[1:])
+        parameters = tuple(
+            whole[pages, layers].reshape(-1, *_parameter_shape(side)) for whole in side.parameters
+        )
+        side.rows.dequantise(packed, parameters, rows)
+        target.copy_(finish(rows, dtype).view(target.shape))
+
+
+def _parameter_shape(side: _Side) -> tuple[int, int]:
+    _n, a, b = side.row_shape
+    return (1, b) if side.rows.dim == 1 else (a, 1)
+
+
+def _sides(
+    codec: PackedCodec,
+    layout: Layout,
+    units: Tensor,
+    codes: Tensor,
+    parameters: dict[str, Tensor],
+) -> Iterator[_Side]:
+    if layout.kind is KvKind.MLA:
+        yield from _tiles(codec, layout, units, codes, parameters)
+        return
+    keys, values = _rows(codec.number, codec.bits)
+    v_names = ("v_scale", "v_zero") if codec.number == "int" else ("v_scale",)
+    yield _Side(
+        keys, units[:, :, 0], codes[:, :, 0], (parameters["k_scale"], parameters["k_offset"])
+    )
+    yield _Side(
+        values, units[:, :, 1], codes[:, :, 1], tuple(parameters[name] for name in v_names)
+    )
+
+
+def _tiles(
+    codec: PackedCodec,
+    layout: Layout,
+    units: Tensor,
+    codes: Tensor,
+    parameters: dict[str, Tensor],
+) -> Iterator[_Side]:
+    """Whole tiles as heads of 128, then the narrower one behind them, if there is one."""
+    rows = _tile_rows(codec.number, codec.bits)
+    names = ("scale", "zero") if codec.number == "int" else ("scale",)
+    whole, rest = divmod(layout.head_dim, 128)
+    for first, count, width in ((0, whole, 128), (whole, 1, rest)):
+        if count and width:
+            begin, end = first * 128, first * 128 + count * width
+            yield _Side(
+                rows,
+                units[..., begin:end].unflatten(-1, (count, width)),
+                codes[..., begin:end],
+                tuple(parameters[name][..., first : first + count] for name in names),
+            )
+
+
+@cache
+def _rows(number: str, bits: int) -> tuple[Rows, Rows]:
+    """How K and V are quantised."""
+    if number == "int":
+        return IntegerChannels(bits, _INTEGER_REACH[bits]), AffineRows(bits)
+    elements = E4M3() if number == "e4m3" else E5M2()
+    return FloatChannels(elements, _FLOAT_REACH[number]), ScaledRows(elements, torch.float16)
+
+
+@cache
+def _tile_rows(number: str, bits: int) -> Rows:
+    if number == "int":
+        return AffineRows(bits)
+    return ScaledRows(E4M3() if number == "e4m3" else E5M2(), torch.float32)
+
+
+def _to_16_bits(rope: Tensor) -> Tensor:
+    """The engine's 16 bits as they are; bfloat16 of float32."""
+    if rope.dtype == torch.float32:
+        rope = rope.to(torch.bfloat16)
+    return rope.contiguous().view(torch.int16)
+
+
+def _dtype(layout: Layout) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    return dtype
