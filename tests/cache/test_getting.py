@@ -11,6 +11,7 @@ import pytest
 from tests.cache.invariants import check_invariants
 from tests.cache.world import KIB, MIB, TWO, Got, World, body, chain_of
 
+from octavo_server.cache.leases import Hold
 from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.statuses import (
     DONE,
@@ -400,7 +401,7 @@ def test_holds_are_bounded_by_the_sessions_credit() -> None:
         session = await world.session()
         cache = world.cache
         chains = [chain_of(session, range(n * 50, n * 50 + 50)) for n in range(3)]
-        holds = []
+        holds: list[Hold | None] = []
         for number, chain in enumerate(chains):
             await world.put(session, chain, range(number * 50, number * 50 + 50))
             holds.append(cache.hold(session, chain, cache.match(session, chain), 30.0))

@@ -172,13 +172,15 @@ class World:
         self.clock.now_s += seconds
         self.cache.deadlines.run_due()
 
-    async def settled(self) -> None:
-        """Nothing is on its way any more."""
+    async def settled(self, *, crowded: bool = False) -> None:
+        """Nothing is on its way any more. ``crowded``: loads may still wait for room."""
+        loader = self.cache.loader
         async with asyncio.timeout(WAIT_S):
             if self.cache.nvme is not None:
                 await self.cache.nvme.settle()
                 await self.cache.nvme.close()
-            await eventually(lambda: not (self.cache.loader and self.cache.loader.depth))
+            if loader is not None:
+                await eventually(lambda: not (loader.reading if crowded else loader.depth))
 
     async def session(
         self,

@@ -45,7 +45,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlaceError, match="Is a directory"):
         load_master_key(tmp_path / "key")
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlaceError, match="File exists|Not a directory"):
+    with pytest.raises(PlaceError, match=r"File exists|Not a directory"):
         load_master_key(tmp_path / "file" / "key")
 
 

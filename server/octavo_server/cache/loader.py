@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from octavo_proto.keys import digest_seed
 from octavo_server.cache.arrivals import Arrivals
 from octavo_server.cache.counters import Counters
+from octavo_server.cache.matching import leading
 from octavo_server.cache.memory_tier import MemoryTier
 from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.cache.pins import Pins
@@ -59,6 +60,7 @@ class Loader:
         self._loading: dict[int, int] = {}  # unit row → page row, waiting ones included
         self._reading = 0
         self._starting = False
+        self._short_of_room = False
         self._outcomes: list[tuple[ReadRequest, UnitOutcome]] = []
         self._work_off_due = False
         self._worked_off_at = 0.0
@@ -70,6 +72,11 @@ class Loader:
     def depth(self) -> int:
         """Units that wait for their read or are being read."""
         return len(self._loading)
+
+    @property
+    def reading(self) -> int:
+        """Units that are being read: these have room, and a place to arrive at."""
+        return self._reading
 
     def start(self, rows: Rows, units: NDArray[np.int32]) -> None:
         """Begins to load what is missing of the given units (indices) of pages on NVMe.
@@ -101,8 +108,14 @@ class Loader:
             self._starting = False
 
     def _start_some(self) -> bool:
-        """Starts reads or gives up on them; False where it takes more room to go on."""
+        """Starts reads or gives up on them; False where it takes more room to go on.
+
+        Room is given in the order of asking. Otherwise the small units of many pages could fill
+        memory, and wait there for large ones of the same pages that find no room any more.
+        """
         count = min(len(self._waiting), LOADS_MAX - self._reading)
+        if self._short_of_room:
+            count = 1  # what stands first, until that has got its place
         table = self._table
         batch = [self._waiting.popleft() for _ in range(count)]
         # Withdrawn (quarantined, deleted) since it was asked for: nothing to read any more.
@@ -112,16 +125,13 @@ class Loader:
             self._give_up(gone)
         unit_rows = np.array([unit_row for _, unit_row in batch], dtype=np.int32)
         places = self._memory.place(table.units.length[unit_rows])
-        # What finds no room goes back to the front, in order, until something is released.
-        self._waiting.extendleft(
-            item
-            for item, place in zip(reversed(batch), reversed(places.tolist()), strict=True)
-            if place == NOWHERE
-        )
+        placed = leading(places != NOWHERE)
+        self._short_of_room = placed < len(batch)
+        behind = places[placed:]
+        self._memory.arena.slots.free(behind[behind != NOWHERE])
+        self._waiting.extendleft(reversed(batch[placed:]))
         requests: list[ReadRequest] = []
-        for (row, unit_row), place in zip(batch, places.tolist(), strict=True):
-            if place == NOWHERE:
-                continue
+        for (row, unit_row), place in zip(batch[:placed], places[:placed].tolist(), strict=True):
             table.units.memory_offset[unit_row] = place
             length = int(table.units.length[unit_row])
             requests.append(
@@ -139,7 +149,7 @@ class Loader:
         self._reading += len(requests)
         if requests:
             self._store.read(requests, self._arrived)
-        return len(requests) == len(batch)
+        return not self._short_of_room
 
     def _measure(self, size_bytes: int) -> None:
         """Keeps ``bytes_per_s``: a moving average over spells of at least 16 MiB."""
