@@ -118,7 +118,11 @@ class ShardMap:
 
         ``unit_bytes`` says how many a unit has, by position and unit; None means codec raw.
         """
-        size = unit_bytes or (lambda _position, unit: self.layout.raw_unit_bytes(unit))
+
+        def raw_bytes(_position: int, unit: int) -> int:
+            return self.layout.raw_unit_bytes(unit)
+
+        size = unit_bytes or raw_bytes
         return np.array(
             [
                 sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -17,7 +18,7 @@ from octavo.codec import Codec, codec_of, variants
 from octavo.paged import PagedKV, PagedSource
 from octavo.shards import Shard, ShardError, ShardMap, tp_sizes, with_parts
 from octavo.transfer import Transfer
-from octavo_proto.layout import KvKind, Layout, UnitRange, foreign_layout
+from octavo_proto.layout import KvKind, Layout, LayoutError, UnitRange, foreign_layout
 
 GQA = Layout(name="gqa", model="m", layers=4, kv_heads=8, head_dim=16)
 MLA = Layout(
@@ -79,7 +80,7 @@ def written(
             continue
         for unit in shard.units:
             values = gathered(cache, shard, unit, positions).view(kv.dtype)
-            packed = codec.pack(values)
+            packed = codec.pack(values, layout)
             assert packed.shape[1] == codec.unit_bytes(layout, unit)
             for position, row in zip(positions.tolist(), packed, strict=True):
                 assert (position, unit) not in node, "a unit was put twice"
@@ -98,7 +99,7 @@ def read(
     blocks = torch.arange(page_count)
     for unit in shard.units:
         packed = torch.stack([node[position, unit] for position in range(page_count)])
-        values = codec.unpack(packed, layout, unit, None).view(cache.bits_dtype)
+        values = codec.unpack(packed, layout, unit).view(cache.bits_dtype)
         for layer, sides in enumerate(cache.page_views(unit)):
             for side, view in enumerate(sides):
                 view[blocks, 0] = values[:, layer, side] if len(sides) == 2 else values[:, layer]
@@ -125,7 +126,7 @@ def unpacked_kv(
     for unit in range(layout.unit_count):
         part = layout.unit_range(unit)
         packed = torch.stack([node[position, unit] for position in range(page_count)])
-        values = codec.unpack(packed, layout, unit, None)
+        values = codec.unpack(packed, layout, unit)
         layers = slice(part.layer_begin, part.layer_end)
         if layout.kind is KvKind.MLA:
             kv[layers] = values.transpose(0, 1)
@@ -140,25 +141,23 @@ def codecs_for(layout: Layout) -> list[Codec]:
     found: list[Codec] = []
     for variant in variants():
         codec = codec_of(variant)
-        try:
+        with suppress(LayoutError):  # no format for such pages
             codec.unit_bytes(layout, 0)
-        except ValueError:
-            continue
-        found.append(codec)
+            found.append(codec)
     return found
 
 
-@pytest.mark.parametrize("reader", [(1, 1), (2, 1), (8, 1), (16, 1), (2, 2), (4, 4)])
 @pytest.mark.parametrize("codec", codecs_for(GQA), ids=lambda codec: codec.name)
-def test_pages_put_at_tp_4_are_got_at_other_sizes(codec: Codec, reader: tuple[int, int]) -> None:
+def test_pages_put_at_tp_4_are_got_at_other_sizes(codec: Codec) -> None:
     layout = with_parts(GQA, tp=[1, 2, 4, 8, 16], pp=[1, 2, 4])
-    kv = random_kv(layout, 5, seed=4)
+    kv = random_kv(layout, 3, seed=4)
     node = written(layout, kv, ShardMap(layout, 4), codec)
     whole = unpacked_kv(layout, node, codec)
     if codec.name == "raw":
         assert torch.equal(whole.view(torch.int16), kv.view(torch.int16))
-    for shard in ShardMap(layout, *reader).shards():
-        assert_same_cache(layout, whole, shard, read(layout, node, shard, codec))
+    for tp, pp in [(1, 1), (2, 1), (8, 1), (16, 1), (4, 4)]:
+        for shard in ShardMap(layout, tp, pp).shards():
+            assert_same_cache(layout, whole, shard, read(layout, node, shard, codec))
 
 
 @pytest.mark.parametrize("codec", codecs_for(MLA), ids=lambda codec: codec.name)

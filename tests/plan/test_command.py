@@ -40,6 +40,7 @@ def test_json_leads_with_the_chosen_codec(capsys: pytest.CaptureFixture[str]) ->
     assert found["codec"] == "int6"
     assert found["codecs"]["int6"].items() <= found.items()
     assert planned(capsys, *COMMAND)["codec"] == "fp8_e5m2"
+    assert planned(capsys, *COMMAND, "--codec", "best")["codec"] == "int8"
     assert planned(capsys, *COMMAND, "--kv-dtype", "float8_e5m2")["codec"] == "raw"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXIT_USAGE: Final = 2
 GB: Final = 10**9
 DEFAULT_CODEC: Final = "fp8_e5m2"
-"""The codec of profile ``general``."""
+"""That of profile ``general``."""
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
     nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes that share them.")] = 1,
     codec: Annotated[
         str | None,
-        typer.Option(help="The codec whose figures lead; all are shown. Default: fp8_e5m2."),
+        typer.Option(help="The codec or profile whose figures lead. Default: fp8_e5m2."),
     ] = None,
     page_tokens: Annotated[int, typer.Option(min=16, max=256, help="Tokens of a page.")] = 16,
     tp: Annotated[
@@ -124,8 +124,9 @@ def _show_plan(
         CommandError: it cannot be made, or the model's KV has no such codec.
     """
     from octavo.cli.plan_tables import print_plan
+    from octavo.codec import PROFILES
     from octavo.plan import PlanError, make_plan
-    from octavo.plan.packed import RAW
+    from octavo.plan.codec_bytes import RAW
     from octavo.plan.report import figures
 
     try:
@@ -135,6 +136,7 @@ def _show_plan(
     if codec is None:
         # KV that the engine keeps in 8 bits has codec raw alone.
         codec = DEFAULT_CODEC if DEFAULT_CODEC in plan.codecs else RAW
+    codec = PROFILES.get(codec, codec)
     if codec not in plan.codecs:
         raise CommandError(
             f"codec {codec!r}: {request.model.name} with KV in {plan.layout.dtype} has "

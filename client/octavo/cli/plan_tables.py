@@ -9,8 +9,8 @@ from rich.table import Table
 
 from octavo.cli.text import bytes_text, count_text
 from octavo.plan import ModelShape, Plan
+from octavo.plan.codec_bytes import RAW
 from octavo.plan.hardware import LINKS
-from octavo.plan.packed import RAW
 from octavo.plan.report import rules
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from octavo.plan.model import Experts, LatentAttention, ModelShape
 from octavo_proto.layout import DTYPE_BYTES
@@ -49,21 +49,21 @@ def read_model(path: Path) -> ModelShape:
         loaded = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UnsupportedModel(f"{file} is not JSON: {error}") from None
-    if not isinstance(loaded, dict):
+    config = _object(loaded)
+    if config is None:
         raise UnsupportedModel(f"{file} is not a JSON object")
     folder = file.parent.resolve()
     # Some publishers keep the same weights twice, under another name.
     files = list(folder.glob("model*.safetensors")) or list(folder.glob("*.safetensors"))
     weights = sum(each.stat().st_size for each in files)
-    return model_of(loaded, name=folder.name or "model", weight_bytes_on_disk=weights or None)
+    return model_of(config, name=folder.name or "model", weight_bytes_on_disk=weights or None)
 
 
 def model_of(config: Config, *, name: str, weight_bytes_on_disk: int | None = None) -> ModelShape:
     """The model that ``config`` describes. Raises UnsupportedModel: see ``read_model``."""
     outer = config
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping) and "num_hidden_layers" not in config:
-        config = inner
+    if "num_hidden_layers" not in config:
+        config = _object(config.get("text_config")) or config
     _refuse_other_state(config)
     layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
     hidden = _count(config, "hidden_size")
@@ -89,6 +89,11 @@ def model_of(config: Config, *, name: str, weight_bytes_on_disk: int | None = No
         weight_bits=_weight_bits(config, outer),
         weight_bytes_on_disk=weight_bytes_on_disk,
     )
+
+
+def _object(value: object) -> Config | None:
+    """``value`` if it is a JSON object."""
+    return cast("Config", value) if isinstance(value, dict) else None
 
 
 def _refuse_other_state(config: Config) -> None:
@@ -166,8 +171,9 @@ def _dtype(config: Config, outer: Config) -> str:
 
 def _weight_bits(config: Config, outer: Config) -> int:
     """Bits a parameter, nearly: scales and what is left unquantised are not counted."""
-    settings = config.get("quantization_config") or outer.get("quantization_config")
-    if not isinstance(settings, Mapping):
+    settings = _object(config.get("quantization_config"))
+    settings = settings or _object(outer.get("quantization_config"))
+    if not settings:
         return 8 * DTYPE_BYTES[_dtype(config, outer)]
     bits = settings.get("bits")  # GPTQ, AWQ
     if not bits:

@@ -1,5 +1,8 @@
 """Draws a plan. Needs matplotlib (``octavo[plots]``)."""
 
+# matplotlib leaves the types of its keyword arguments open.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from octavo.plan.codec_bytes import RAW
 from octavo.plan.hardware import LINKS
-from octavo.plan.packed import RAW
 from octavo.plan.sizing import CodecSizes, Plan
 from octavo_proto.layout import KvKind
 

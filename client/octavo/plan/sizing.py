@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from octavo.plan.codec_bytes import CODECS, FIRST_PAGE, RAW, has_codec, unit_bytes
 from octavo.plan.hardware import GPUS, LINKS, Gpu, Link
 from octavo.plan.model import ModelShape
-from octavo.plan.packed import CODECS, RAW, first_unit_bytes, has_codec, unit_bytes
 from octavo.shards import ShardError, ShardMap, with_parts
 from octavo_proto.layout import Layout, LayoutError
 
@@ -158,7 +158,7 @@ def _codec_sizes(
     units = range(layout.unit_count)
     later_pages = -(-request.context_tokens // layout.page_tokens) - 1
     later = [unit_bytes(codec, layout, unit) for unit in units]
-    first = [first_unit_bytes(codec, layout, unit) for unit in units]
+    first = [unit_bytes(codec, layout, unit, FIRST_PAGE) for unit in units]
     of_sequence = [head + later_pages * rest for head, rest in zip(first, later, strict=True)]
     slots = sum(
         _slot_bytes(head) + later_pages * _slot_bytes(rest)

@@ -1,4 +1,4 @@
-"""Bytes by codec, against the formats written out by hand."""
+"""Bytes that the codecs say, against the formats written out by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.plan.packed import CODECS, first_unit_bytes, has_codec, unit_bytes
+from octavo.plan.codec_bytes import CODECS, FIRST_PAGE, has_codec, unit_bytes
 from octavo_proto.layout import KvKind, Layout
 
 HEAD = Layout(name="head", model="m", layers=1, kv_heads=1, head_dim=128)
@@ -49,7 +49,7 @@ def test_latents_take_656_bytes_a_token_and_layer(codec: str) -> None:
 def test_first_page_has_16_exact_tokens(codec: str, layout: Layout, page_tokens: int) -> None:
     page = replace(layout, page_tokens=page_tokens)
     exact, packed = unit_bytes("raw", layout, 0), unit_bytes(codec, layout, 0)
-    assert first_unit_bytes(codec, page, 0) == exact + (page_tokens // 16 - 1) * packed
+    assert unit_bytes(codec, page, 0, FIRST_PAGE) == exact + (page_tokens // 16 - 1) * packed
     assert unit_bytes(codec, page, 0) == page_tokens // 16 * packed
 
 
