@@ -25,6 +25,7 @@ from octavo_server.cache.statuses import (
     STORED,
     UNAVAILABLE,
 )
+from octavo_server.errors import Unavailable
 from octavo_server.store.file_ops import FileOps
 
 BODIES = "bodies.dat"
@@ -346,6 +347,29 @@ def test_reads_that_fail_are_unavailable_and_the_page_stays(tmp_path: Path) -> N
         check_invariants(world.cache)
         files.faults.clear()
         assert (await world.get(session, chain)).statuses == [GRANTED] * 3
+
+    on_nvme(tmp_path, test, files=files)
+
+
+def test_a_delete_that_the_device_does_not_take_says_so_and_is_tried_again(tmp_path: Path) -> None:
+    files = FaultyFiles()
+
+    async def test(world: World) -> None:
+        session = await world.session()
+        chain, other = chain_of(session, range(3)), chain_of(session, range(10, 11))
+        await world.put(session, chain, range(3))
+        await world.cache.flush(session.namespaces)
+        files.faults["pwritev"] = always(errno.EIO, "log-")
+        with pytest.raises(Unavailable, match="3 pages are removed, but the NVMe device did not"):
+            await world.cache.delete(session, chain)
+        assert world.present(session, chain) == 0
+        files.faults.clear()
+        await world.put(session, other, range(10, 11))
+        await world.cache.flush(session.namespaces)
+        await world.reopen(killed=True)
+        session = await world.session()
+        assert world.present(session, chain_of(session, range(3))) == 0
+        assert world.present(session, chain_of(session, range(10, 11))) == 1
 
     on_nvme(tmp_path, test, files=files)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from octavo_server.store.nvme.records import RECORD, Kind, Records
 from octavo_server.store.nvme.store import NvmeStore
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _BATCH_UNITS: Final = 32
 _BATCHES_MAX: Final = 4
@@ -67,7 +69,7 @@ class NvmeTier:
         self._in_flight = 0
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._writes: dict[asyncio.Task[None], Rows] = {}
 
     @property
@@ -111,7 +113,7 @@ class NvmeTier:
         if pending:
             await asyncio.wait(pending)
 
-    def withdraw(self, rows: Rows, *, deleted: bool = False) -> asyncio.Task[None] | None:
+    def withdraw(self, rows: Rows, *, deleted: bool = False) -> asyncio.Task[bool] | None:
         """Takes pages off NVMe: from now on they are not found there.
 
         Their slots are free again when the log says so too; then the task ends. A read that is
@@ -141,13 +143,13 @@ class NvmeTier:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _start(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _start(self, coroutine: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("an NVMe transfer failed unexpectedly", exc_info=task.exception())
@@ -254,11 +256,14 @@ class NvmeTier:
             offsets[missing] = self.store.allocate(lengths[missing])
         return offsets
 
-    async def _forget(self, records: Records, *, deleted: bool = False) -> None:
-        """Withdraw before free, in the log too."""
+    async def _forget(self, records: Records, *, deleted: bool = False) -> bool:
+        """Withdraw before free, in the log too. Whether the log has it; if not, the store tries
+        again with whatever it logs next, and until then a restart may bring the units back."""
+        logged = True
         if len(records):
-            await self.store.forget(records, deleted=deleted)
+            logged = await self.store.forget(records, deleted=deleted)
             self.store.free(records["offset"].astype(np.int64))
+        return logged
 
     def _records(self, rows: Rows) -> Records:
         owners, units = self._table.expanded(rows)

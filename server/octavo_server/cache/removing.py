@@ -13,6 +13,7 @@ from octavo_server.cache.matching import is_pending
 from octavo_server.cache.page_table import Rows
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import DONE, MISSING, PENDING
+from octavo_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from octavo_server.cache.page_cache import PageCache
@@ -85,5 +86,8 @@ async def _remove(cache: PageCache, rows: Rows) -> None:
     cache.pins.on_room()
     if writes:
         await asyncio.wait(writes)
-    if forgotten is not None:
-        await asyncio.shield(forgotten)
+    if forgotten is not None and not await asyncio.shield(forgotten):
+        raise Unavailable(
+            f"{len(rows)} pages are removed, but the NVMe device did not take that: until it takes "
+            "the next write, a restart may bring them back"
+        )
