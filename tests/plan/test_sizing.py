@@ -85,6 +85,24 @@ def test_room_is_what_weights_leave() -> None:
     assert raw.sessions_per_gpu == pytest.approx(plan.gpu_room_bytes / (raw.sequence_bytes / 4) / 4)
 
 
+def test_groups_that_share_experts_leave_room_for_more_latents() -> None:
+    ranks, groups = plan_of(DEEPSEEK, tp=8), plan_of(DEEPSEEK, tp=1, dp=8)
+    model = DEEPSEEK.model
+    rest = model.parameters - model.expert_parameters
+    assert 0.97 < model.expert_parameters / model.parameters < 0.98
+    assert groups.gpu_weight_bytes == pytest.approx(rest + model.expert_parameters / 8, abs=2)
+    assert ranks.gpu_weight_bytes == pytest.approx(model.parameters / 8, abs=2)
+    many, few = groups.codecs["int8"], ranks.codecs["int8"]
+    assert many.sequence_bytes == few.sequence_bytes
+    assert many.sessions_per_gpu > 4 * few.sessions_per_gpu
+
+
+def test_groups_share_nothing_of_a_dense_model() -> None:
+    one, many = plan_of(tp=4), plan_of(tp=4, dp=8)
+    assert one.gpu_weight_bytes == many.gpu_weight_bytes
+    assert one.codecs == many.codecs
+
+
 def test_weights_that_leave_no_room_leave_no_session() -> None:
     plan = plan_of(tp=1)
     assert plan.gpu_room_bytes == 0

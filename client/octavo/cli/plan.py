@@ -46,6 +46,10 @@ def plan(
         typer.Option(min=1, max=1024, help="Default: the fewest GPUs that hold a session."),
     ] = None,
     pp: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages.")] = 1,
+    dp: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Groups of TP x PP GPUs that share a set of experts."),
+    ] = 1,
     gpu: Annotated[str, typer.Option(help="Sets HBM and speed; see docs/sizing.md.")] = "h200",
     hbm_gb: Annotated[
         float | None,
@@ -85,7 +89,7 @@ def plan(
 
       octavo plan --model ./checkpoint/config.json --gpu h100 --tp 4 --codec int8
 
-      octavo plan --model deepseek-v3 --tp 8 --plot deepseek.png
+      octavo plan --model deepseek-v3 --tp 1 --dp 8 --plot deepseek.png
 
       octavo plan --model qwen2.5-72b --json | tail -n 1 | jq .codecs.int8.sessions_per_gpu
 
@@ -105,6 +109,7 @@ def plan(
         page_tokens=page_tokens,
         tp=tp,
         pp=pp,
+        dp=dp,
         gpu=_chosen_gpu(gpu, hbm_gb),
         hbm_share=hbm_share,
         weight_bits=weight_bits,

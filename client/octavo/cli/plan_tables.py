@@ -22,7 +22,7 @@ def print_plan(plan: Plan, codec: str) -> None:
         f"weights {bytes_text(plan.weight_bytes)}\n"
         f"{count_text(request.session_count)} sessions of "
         f"{count_text(request.context_tokens)} tokens, pages of {plan.layout.page_tokens}; "
-        f"TP {plan.shards.tp} x PP {plan.shards.pp} on {request.gpu.name}",
+        f"TP {plan.shards.tp} x PP {plan.shards.pp} x DP {request.dp} on {request.gpu.name}",
         highlight=False,
     )
     raw = plan.codecs[RAW]

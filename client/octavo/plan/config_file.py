@@ -144,7 +144,7 @@ def _experts(config: Config, layers: int) -> Experts | None:
         shared_width = _count(config, "n_shared_experts") * width
     step = _count(config, "decoder_sparse_step", _count(config, "moe_layer_freq", 1))
     first = config.get("first_k_dense_replace") or 0
-    dense = set(config.get("mlp_only_layers") or ())
+    dense: set[int] = set(config.get("mlp_only_layers") or ())
     offset = 1 if "decoder_sparse_step" in config else 0  # counted from 1 there, from 0 elsewhere
     sparse = [
         layer

@@ -93,6 +93,13 @@ class ModelShape:
         among them: a prefill needs it for the last token only."""
         return self._body_parameters(all_experts=False)
 
+    @property
+    def expert_parameters(self) -> int:
+        """Those of routed experts, which expert parallelism spreads."""
+        if self.experts is None:
+            return 0
+        return self.experts.layers * 3 * self.hidden * self.experts.count * self.experts.width
+
     def weight_bytes(self, bits: int | None = None) -> int:
         """Bytes of the weights at ``bits`` a parameter, or as the checkpoint has them."""
         if bits is None and self.weight_bytes_on_disk is not None:

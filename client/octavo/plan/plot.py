@@ -31,8 +31,8 @@ def draw_plan(plan: Plan, codec: str, path: Path) -> None:
     figure = Figure(figsize=INCHES, layout="constrained")
     left, right = figure.subplots(1, 2)
     figure.suptitle(
-        f"{plan.request.model.name}, TP {plan.shards.tp} x PP {plan.shards.pp}, "
-        f"{plan.request.gpu.name}"
+        f"{plan.request.model.name} on {plan.request.gpu.name}, "
+        f"TP {plan.shards.tp} x PP {plan.shards.pp} x DP {plan.request.dp}"
     )
     _draw_codecs(plan, left)
     _draw_times(plan, codec, right)

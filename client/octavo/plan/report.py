@@ -28,13 +28,14 @@ def figures(plan: Plan, codec: str) -> dict[str, object]:
         "pages_per_sequence": plan.page_count,
         "tp": plan.shards.tp,
         "pp": plan.shards.pp,
+        "dp": request.dp,
         "kv_replicas": plan.shards.replicas,
         "layer_parts": layout.layer_parts,
         "head_parts": layout.head_parts,
         "gpu": request.gpu.name,
         "hbm_bytes": request.gpu.hbm_bytes,
         "weight_bytes": plan.weight_bytes,
-        "weight_bytes_per_gpu": -(-plan.weight_bytes // plan.gpu_count),
+        "weight_bytes_per_gpu": plan.gpu_weight_bytes,
         "kv_room_bytes_per_gpu": plan.gpu_room_bytes,
         "nodes": request.node_count,
         "recompute_s": plan.recompute_s,
@@ -99,7 +100,7 @@ def rules(plan: Plan) -> list[str]:
         counts = ", ".join(str(part.layer_end - part.layer_begin) for part in held)
         said.append(f"PP {shards.pp}: stages of {counts} layers.")
     if plan.request.model.experts is not None:
-        said.append("Experts hold no KV: EP changes none of these sizes.")
+        said.append("Experts hold no KV: EP changes none of its sizes.")
     if len(plan.codecs) > 1:
         said.append("The first 16 tokens of a chain stay raw under every codec.")
     if layout.dtype.startswith("float8"):

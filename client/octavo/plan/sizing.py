@@ -43,6 +43,8 @@ class PlanRequest:
     tp: int | None = None
     """None: the smallest size at which weights and one raw session fit."""
     pp: int = 1
+    dp: int = 1
+    """Attention groups of TP x PP GPUs that share one set of routed experts."""
     gpu: Gpu = GPUS["h200"]
     hbm_share: float = HBM_SHARE
     weight_bits: int | None = None
@@ -91,14 +93,11 @@ class Plan:
     layout: Layout
     shards: ShardMap
     weight_bytes: int
+    gpu_weight_bytes: int
     gpu_room_bytes: int
     """HBM left for KV on each GPU; 0 where the weights leave none."""
     recompute_s: float
     codecs: dict[str, CodecSizes]
-
-    @property
-    def gpu_count(self) -> int:
-        return self.shards.tp * self.shards.pp
 
     @property
     def page_count(self) -> int:
@@ -124,14 +123,14 @@ def make_plan(request: PlanRequest) -> Plan:
         shards = ShardMap(layout, tp, request.pp)
     except (LayoutError, ShardError) as error:
         raise PlanError(str(error)) from None
-    gpu_count = tp * request.pp
-    recompute_s = recompute_seconds(request, gpu_count)
-    room_bytes = max(0, _gpu_room_bytes(request, gpu_count))
+    recompute_s = recompute_seconds(request, tp * request.pp)
+    room_bytes = max(0, _gpu_room_bytes(request, tp))
     return Plan(
         request=request,
         layout=layout,
         shards=shards,
         weight_bytes=model.weight_bytes(request.weight_bits),
+        gpu_weight_bytes=gpu_weight_bytes(request, tp),
         gpu_room_bytes=room_bytes,
         recompute_s=recompute_s,
         codecs={
@@ -199,7 +198,7 @@ def _smallest_tp(request: PlanRequest, layout: Layout) -> int:
         kv_heads = layout.kv_heads
         if request.model.heads % tp or (kv_heads % tp and tp % kv_heads):
             continue
-        room = _gpu_room_bytes(request, tp * request.pp)
+        room = _gpu_room_bytes(request, tp)
         if room <= 0:
             continue
         fits_weights = fits_weights or tp
@@ -210,16 +209,24 @@ def _smallest_tp(request: PlanRequest, layout: Layout) -> int:
         weights = request.model.weight_bytes(request.weight_bits)
         raise PlanError(
             f"weights of {weights / 1e9:,.0f} GB fit on no {TP_MAX} GPUs of "
-            f"{request.gpu.hbm_bytes / 1e9:,.0f} GB: more stages (--pp), a larger GPU or "
-            "narrower weights"
+            f"{request.gpu.hbm_bytes / 1e9:,.0f} GB: more stages (--pp), more groups that share "
+            "experts (--dp), a larger GPU or narrower weights"
         )
     return fits_weights
 
 
-def _gpu_room_bytes(request: PlanRequest, gpu_count: int) -> int:
-    """HBM left for KV on each GPU, the weights spread evenly; negative: they do not fit."""
-    usable = int(request.gpu.hbm_bytes * request.hbm_share)
-    return usable - -(-request.model.weight_bytes(request.weight_bits) // gpu_count)
+def gpu_weight_bytes(request: PlanRequest, tp: int) -> int:
+    """Weights on each GPU: routed experts spread over all of them, the rest over a group."""
+    model = request.model
+    total = model.weight_bytes(request.weight_bits)
+    experts = total * model.expert_parameters // model.parameters
+    group = tp * request.pp
+    return -(-(total - experts) // group) - (-experts // (group * request.dp))
+
+
+def _gpu_room_bytes(request: PlanRequest, tp: int) -> int:
+    """HBM left for KV on each GPU; negative: the weights do not fit."""
+    return int(request.gpu.hbm_bytes * request.hbm_share) - gpu_weight_bytes(request, tp)
 
 
 def _slot_bytes(size_bytes: int) -> int:
