@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.codec import SINK_TOKENS, codec_by_name, codec_names
 from octavo.quality import Measured, QualityError, Text, measure
 from octavo.quality.model import Subject, open_subject
-from octavo.quality.schemes import RAW_TOKENS, CastScheme, Scheme, all_schemes, choose_schemes
+from octavo.quality.schemes import CastScheme, Scheme, all_schemes, choose_schemes
 from octavo_proto.layout import Layout
 
 PREFIX, SCORE = 64, 24
@@ -103,7 +104,7 @@ def test_every_scheme_keeps_the_first_tokens_of_the_chain(subject: Subject) -> N
 
 def test_casts_saturate(subject: Subject) -> None:
     pages = torch.full((2, 1, 2, 16, 1, 4), 1e6)
-    back = CastScheme("c", "float8_e4m3fn").round_trip(pages, subject.layout)
+    back = CastScheme("cast_e4m3").round_trip(pages, subject.layout)
     assert bool((back[0] == 1e6).all())
     assert bool((back[1] == 448).all())
 
@@ -112,16 +113,35 @@ def test_bytes_of_a_cast_count_the_raw_tokens(subject: Subject) -> None:
     layout = subject.serving_layout
     token_bytes = layout.raw_page_bytes // 16
     (cast,) = choose_schemes(("cast_e4m3",))
-    assert cast.stored_bytes(layout, 4) == RAW_TOKENS * token_bytes + 48 * token_bytes // 2
+    assert cast.stored_bytes(layout, 4) == SINK_TOKENS * token_bytes + 48 * token_bytes // 2
     (bf16,) = choose_schemes(("cast_bf16",))
     assert bf16.stored_bytes(layout, 4) == 4 * layout.raw_page_bytes
 
 
+def test_codecs_go_through_the_bytes_that_a_node_would_hold(subject: Subject) -> None:
+    found = run(subject, *choose_schemes(("cast_e4m3", "int8", "int5", "fp8_e4m3"))).schemes
+    assert 0 < found["int8"].score.kl < found["int5"].score.kl
+    assert found["int8"].score.kl < found["fp8_e4m3"].score.kl < found["cast_e4m3"].score.kl
+    layout, page_count = subject.serving_layout, PREFIX // 16
+    for name, result in found.items():
+        if not name.startswith("cast"):
+            packed = codec_by_name(name).unit_bytes(layout, 0)
+            expected = (layout.raw_page_bytes + (page_count - 1) * packed) / page_count
+            assert result.bytes_ratio == expected / layout.raw_page_bytes
+
+
+def test_codecs_are_all_there(subject: Subject) -> None:
+    packing = set(codec_names()) - {"raw"}
+    names = [scheme.name for scheme in all_schemes()]
+    assert set(names) == packing | {"cast_bf16", "cast_e5m2", "cast_e4m3"}
+
+
 def test_rounds_show_decay_and_its_absence(subject: Subject) -> None:
-    found = run(subject, Spoiling(), Keeping(), choose_schemes(("cast_e4m3",))[0], rounds=4).schemes
+    steady = choose_schemes(("cast_e4m3", "int8"))
+    found = run(subject, Spoiling(), Keeping(), *steady, rounds=4).schemes
     assert not found["spoiling"].is_stable
     assert found["spoiling"].score_last.kl > 4 * found["spoiling"].score.kl
-    for name in ("keeping", "cast_e4m3"):
+    for name in ("keeping", "cast_e4m3", "int8"):
         assert found[name].is_stable
         assert found[name].score_last == found[name].score
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.quality.figures import rounded
 from octavo.quality.scoring import ROWS_AT_ONCE, Score, compare
 
 
@@ -58,6 +59,14 @@ def test_small_divergences_survive_cancellation() -> None:
     expected = 0.5 * (weights * (change - mean) ** 2).sum(-1).mean()
     score = compare(logits, (logits.double() + change), torch.zeros(200, dtype=torch.int64))
     assert score.kl == pytest.approx(float(expected), rel=0.01)
+
+
+def test_a_model_that_breaks_outright_is_told_as_such() -> None:
+    reference = torch.zeros(1, 2)
+    broken = compare(reference, torch.tensor([[-1e4, 0.0]]), torch.tensor([0]))
+    assert broken.dppl_pct == math.inf
+    assert rounded(broken.dppl_pct) is None
+    assert rounded(compare(reference, reference * math.nan, torch.tensor([0])).kl) is None
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)

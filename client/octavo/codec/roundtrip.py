@@ -29,7 +29,9 @@ def roundtrip(
     dtype: torch.dtype = getattr(torch, layout.dtype)
     units = units.view(dtype)
     if name in _CASTS:
-        cast = units.to(_CASTS[name]).to(dtype)
+        # Saturating, as engines cast; torch alone would make NaN or infinity.
+        largest = torch.finfo(_CASTS[name]).max
+        cast = units.clamp(-largest, largest).to(_CASTS[name]).to(dtype)
         if first_page == 0 and units.shape[0]:
             tokens_dim = 1 if layout.kind is KvKind.MLA else 2
             cast[0].narrow(tokens_dim, 0, SINK_TOKENS).copy_(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ def summary(measured: Measured, about: Mapping[str, object]) -> dict[str, Any]:
     return found | dict(about)
 
 
-def score_figures(score: Score) -> dict[str, float]:
+def score_figures(score: Score) -> dict[str, float | None]:
     """Mean KL in nats a token, change of perplexity and equal first choices in per cent."""
     return {
         "kl": rounded(score.kl),
@@ -80,9 +81,10 @@ def growth(result: SchemeResult) -> float:
     return last / first if first > 0 else 1.0
 
 
-def rounded(value: float) -> float:
-    """Four significant digits: more would be noise of the texts."""
-    return float(f"{value:.{DIGITS}g}")
+def rounded(value: float) -> float | None:
+    """Four significant digits: more would be noise of the texts. None (JSON's null) for what is
+    no finite number: the scheme broke the model outright."""
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
 def codec_table(measured: Measured) -> Table:

@@ -9,16 +9,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from octavo.codec import SINK_TOKENS, Profile, RawCodec, codec_names
+from octavo.codec.roundtrip import BASELINES, roundtrip
 from octavo.quality.errors import QualityError
-from octavo_proto.layout import DTYPE_BYTES, Layout
-
-RAW_TOKENS: Final = 16
-"""The first tokens of a chain stay as they are in every scheme, casts included: they hold the
-attention sink. That is the stricter comparison, since casts gain most from it."""
+from octavo_proto.layout import Layout
 
 
 class Scheme(ABC):
-    """A way to hold KV. Stateless."""
+    """A way to hold KV. Stateless.
+
+    The first 16 tokens of a chain stay as they are in every scheme, casts included: they hold
+    the attention sink. That is the stricter comparison, since casts gain most from it.
+    """
 
     name: str
 
@@ -32,38 +34,57 @@ class Scheme(ABC):
         """Bytes of the first pages of a chain whose engine has ``serving_layout``."""
 
 
-class CastScheme(Scheme):
-    """Elements converted to a narrower type and back, saturating, without scales."""
+class Bf16Scheme(Scheme):
+    """KV rounded to bf16: what an engine itself loses against float32, and Octavo's ``raw``."""
 
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name = name
-        self._dtype: Final = dtype
+    name = "cast_bf16"
 
     def round_trip(self, pages: Tensor, layout: Layout) -> Tensor:
-        dtype: torch.dtype = getattr(torch, self._dtype)
-        limit = torch.finfo(dtype).max
-        cast = pages.clamp(-limit, limit).to(dtype).to(pages.dtype)
-        cast[0, :, :, :RAW_TOKENS] = pages[0, :, :, :RAW_TOKENS]
-        return cast
+        rounded = pages.to(torch.bfloat16).to(pages.dtype)
+        rounded[0, :, :, :SINK_TOKENS] = pages[0, :, :, :SINK_TOKENS]
+        return rounded
+
+    def stored_bytes(self, serving_layout: Layout, page_count: int) -> int:
+        return page_count * serving_layout.raw_page_bytes
+
+
+class CastScheme(Scheme):
+    """A plain cast to one byte an element, without scales, as ``bench codec`` has it too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def round_trip(self, pages: Tensor, layout: Layout) -> Tensor:
+        return roundtrip(self.name, pages, layout)
 
     def stored_bytes(self, serving_layout: Layout, page_count: int) -> int:
         token_bytes = serving_layout.raw_page_bytes // serving_layout.page_tokens
-        serving_element = DTYPE_BYTES[serving_layout.dtype]
-        cast_tokens = page_count * serving_layout.page_tokens - RAW_TOKENS
-        cast_bytes = cast_tokens * token_bytes // serving_element * DTYPE_BYTES[self._dtype]
-        return RAW_TOKENS * token_bytes + cast_bytes
+        cast_tokens = page_count * serving_layout.page_tokens - SINK_TOKENS
+        # The engine's elements have two bytes.
+        return SINK_TOKENS * token_bytes + cast_tokens * token_bytes // 2
 
 
-CASTS: Final[tuple[Scheme, ...]] = (
-    CastScheme("cast_bf16", "bfloat16"),
-    CastScheme("cast_e5m2", "float8_e5m2"),
-    CastScheme("cast_e4m3", "float8_e4m3fn"),
-)
+class CodecScheme(Scheme):
+    """A codec by the rule of profiles, through the bytes that a node would hold."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._profile: Final = Profile.named(name)
+
+    def round_trip(self, pages: Tensor, layout: Layout) -> Tensor:
+        return roundtrip(self.name, pages, layout)
+
+    def stored_bytes(self, serving_layout: Layout, page_count: int) -> int:
+        return sum(
+            self._profile.page_bytes(serving_layout, position) for position in range(page_count)
+        )
 
 
 def all_schemes() -> tuple[Scheme, ...]:
     """Casts first, then codecs, in the order of their tables."""
-    return CASTS
+    casts = [CastScheme(name) for name in BASELINES]
+    codecs = [CodecScheme(name) for name in codec_names() if name != RawCodec.name]
+    return (Bf16Scheme(), *casts, *codecs)
 
 
 def choose_schemes(wanted: Sequence[str] | None) -> tuple[Scheme, ...]:

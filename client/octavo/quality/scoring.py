@@ -12,6 +12,9 @@ from torch import Tensor
 ROWS_AT_ONCE: Final = 64
 """Distributions compared in one step: 25 MB of float64 for a vocabulary of 49,152."""
 
+CHANGE_MAX: Final = 700.0
+"""Nats a token beyond which a perplexity is no longer a float."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -42,7 +45,8 @@ class Score:
     @property
     def dppl_pct(self) -> float:
         """Change of perplexity, per cent; above 0 is worse."""
-        return 100 * math.expm1((self.nll_sum - self.reference_nll_sum) / self.token_count)
+        change = (self.nll_sum - self.reference_nll_sum) / self.token_count
+        return 100 * math.expm1(change) if change < CHANGE_MAX else math.inf
 
     @property
     def top1_pct(self) -> float:
