@@ -1,24 +1,18 @@
 """K: rows are channels over sixteen tokens, with a byte of scale and a byte of offset.
 
-value = S * (v + c): S comes from the table of scales, c is an integer from the table of offsets,
-so a channel with a bias of hundreds and one without are coded alike.
-
-For integers, v + c is an integer as well: the lattice of representable values is S's multiples,
-whatever the offset, and a row that is packed again under another offset keeps its values. So
-only a scale that is found differently could move values; ``reach`` is chosen such that a largest
-magnitude, once rounded to its grid, still calls for the scale that rounded it.
+S comes from the table of scales, eight steps an octave. It is rounded up, so that nothing
+overflows, or saturates by more than the margin that ``reach`` allows.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from octavo.codec.elements import Elements, Unsigned
+from octavo.codec.elements import E4M3, Elements, Unsigned
 from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES
 from octavo.codec.rows import Parameters, Rows
 
@@ -27,104 +21,114 @@ _SEARCH_ROUNDS: Final = 24
 of the offset, which is at most a sixteenth of it."""
 
 
-class ChannelRows(Rows):
-    """What FP8 and integers have in common."""
+class FloatChannels(Rows):
+    """FP8: value = S * v + m, with m the e4m3 number nearest to the channel's median.
+
+    The median (the 8th smallest of 16) serves as well as the mean, and rounding keeps the order
+    of values, so it is known where it goes: ``quantise`` keeps numbers that would round to the
+    same m within that cell. So m is found again, and with it S.
+    """
 
     dim = 1
     parameter_dtypes = ("uint8", "uint8")
 
-    step_factor: float
-    """S is the table's scale times this, a power of two."""
-    offset_unit: int
-    """c is the table's offset times this."""
-    reach: float
-    """Magnitude up to which v is used."""
-    extra: int
-    """v reaches as many steps further down than up."""
-
-    def __init__(self, elements: Elements) -> None:
+    def __init__(self, elements: Elements, reach: float) -> None:
+        """``reach``: magnitude up to which v is used."""
         self.elements = elements
-
-    @abstractmethod
-    def _centre(self, values: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-        """What the offset shall be."""
+        self._reach = reach
 
     def measure(self, values: Tensor) -> Parameters:
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
-        centre = self._centre(values, lowest, highest)
-        half_range = torch.maximum(highest - centre, centre - lowest)
+        middle = _median_of_16(values)
+        offset = _SHIFT.encode(middle.clone())
+        shift = _shift_of(offset)
+        half_range = torch.maximum(highest - shift, shift - lowest)
+        scales, _offsets = _tables(values.device)
+        code = _scale_code(half_range / self._reach, scales)
+        unfit = ~torch.isfinite(half_range) | (code == NOT_FINITE)
+        return (
+            torch.where(unfit, NOT_FINITE, code).to(torch.uint8),
+            torch.where(unfit, 0, offset),
+        )
+
+    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
+        step, shift = self._numbers(parameters)
+        numbers = (values - shift).div_(step)
+        below, above = _cell(shift)
+        below, above = below.div_(step), above.div_(step)
+        inner = numbers.clamp(-self._floor(below), self._floor(above))
+        in_cell = (numbers > -below).logical_and_(numbers < above)
+        codes = self.elements.encode(torch.where(in_cell, inner, numbers))
+        return codes.mul_(parameters[0] != NOT_FINITE)
+
+    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
+        step, shift = self._numbers(parameters)
+        self.elements.decode(codes, out)
+        out.mul_(step.mul_(self.elements.unit)).add_(shift)
+
+    def _numbers(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """S and m."""
+        scales, _offsets = _tables(parameters[0].device)
+        return _pick(scales, parameters[0].to(torch.int32)), _shift_of(parameters[1])
+
+    def _floor(self, numbers: Tensor) -> Tensor:
+        """The largest element number below ``numbers`` (positive) by at least 1/64 of it, which
+        is room for the rounding of values to the engine's dtype."""
+        limit = numbers * (1 - 2.0**-6)
+        codes = self.elements.encode(limit.clone())
+        nearest = torch.empty_like(limit)
+        self.elements.decode(codes, nearest)
+        too_large = nearest.mul_(self.elements.unit) > limit
+        self.elements.decode(codes.sub_(too_large.to(torch.uint8)), nearest)
+        return nearest.mul_(self.elements.unit)
+
+
+class IntegerChannels(Rows):
+    """Integers: value = S * (q + c), with c an integer such that the channel's range is covered.
+
+    q + c is an integer as well: the lattice of representable values is S's multiples, whatever c
+    is, and a row that is packed again under another c keeps its values. So only another S could
+    move them; ``reach`` is chosen such that the largest magnitude, once rounded, calls for the S
+    that rounded it.
+    """
+
+    dim = 1
+    parameter_dtypes = ("uint8", "uint8")
+
+    def __init__(self, bits: int, reach: float) -> None:
+        """``reach``: magnitude up to which q - 2^(bits-1) is used; one more below zero."""
+        self.elements = Unsigned(bits)
+        self._reach = reach
+        self._step_factor = 2.0 ** (10 - bits)  # so that all formats share a table of scales
+        self._half = 2 ** (bits - 1)
+
+    def measure(self, values: Tensor) -> Parameters:
+        lowest = values.amin(self.dim, keepdim=True)
+        highest = values.amax(self.dim, keepdim=True)
+        centre = (highest + lowest).div_(2)
         scales, offsets = _tables(values.device)
-        furthest = float(OFFSETS[-1] * self.offset_unit)
-        needed = torch.maximum(half_range / (self.reach + self.extra / 2), centre.abs() / furthest)
-        code = _scale_code(needed / self.step_factor, scales)
-        finite = torch.isfinite(needed)
-        code = torch.where(finite, code, NOT_FINITE)
+        # The range has to be reached, and the centre by the offset.
+        needed = torch.maximum(
+            (highest - lowest) / (2 * self._reach + 1), centre.abs() / float(OFFSETS[-1])
+        )
+        code = _scale_code(needed / self._step_factor, scales)
+        code = torch.where(torch.isfinite(needed), code, NOT_FINITE)
         for _ in range(_SEARCH_ROUNDS):
-            step = _pick(scales, code).mul_(self.step_factor)
-            offset = _offset_code((centre / step + self.extra / 2) / self.offset_unit)
-            number = _pick(offsets, offset).mul_(self.offset_unit)
-            above = (highest / step).sub_(number)
-            distance = torch.maximum(above, (number - self.extra).sub_(lowest / step))
-            too_far = distance > self.reach
+            step = _pick(scales, code).mul_(self._step_factor)
+            offset = _offset_code(centre / step + 0.5)
+            number = _pick(offsets, offset)
+            above, below = (highest / step).sub_(number), (number - 1).sub_(lowest / step)
+            distance = torch.maximum(above, below)
+            too_far = distance > self._reach
             if not too_far.any():
                 break
-            more = (torch.log2(distance / self.reach) * 8).ceil_().clamp_(1, 255).to(torch.int32)
+            more = (torch.log2(distance / self._reach) * 8).ceil_().clamp_(1, 255).to(torch.int32)
             code = torch.where(too_far, code + more, code).clamp_(max=NOT_FINITE)
         else:
             raise AssertionError(f"no scale found in {_SEARCH_ROUNDS} rounds")
         offset = torch.where(code == NOT_FINITE, 0, offset)
         return code.to(torch.uint8), offset.to(torch.uint8)
-
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
-        step, number = self._numbers(parameters)
-        unit = self.elements.unit
-        self.elements.decode(codes, out)
-        out.add_(number.mul_(1 / unit)).mul_(step.mul_(unit))
-
-    def _numbers(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        """S, and what to add to a code's number."""
-        scales, offsets = _tables(parameters[0].device)
-        scale, offset = (parameter.to(torch.int32) for parameter in parameters)
-        step = _pick(scales, scale).mul_(self.step_factor)
-        return step, _pick(offsets, offset).mul_(self.offset_unit)
-
-
-class FloatChannels(ChannelRows):
-    """FP8 around the channel's mean, to 1/14 of the largest magnitude: finer gains nothing, and
-    a coarse offset is seldom found differently."""
-
-    step_factor = 1.0
-    offset_unit = 32
-    extra = 0
-
-    def __init__(self, elements: Elements, reach: float) -> None:
-        super().__init__(elements)
-        self.reach = reach
-
-    def _centre(self, values: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-        return values.mean(self.dim, keepdim=True)
-
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
-        step, number = self._numbers(parameters)
-        codes = self.elements.encode((values / step).sub_(number))
-        return codes.mul_(parameters[0] != NOT_FINITE)
-
-
-class IntegerChannels(ChannelRows):
-    """Integers around the middle of the channel's range."""
-
-    offset_unit = 1
-    extra = 1
-
-    def __init__(self, bits: int, reach: float) -> None:
-        super().__init__(Unsigned(bits))
-        self.reach = reach
-        self.step_factor = 2.0 ** (10 - bits)
-        self._half = 2 ** (bits - 1)
-
-    def _centre(self, values: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-        return (highest + lowest).div_(2)
 
     def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
         step, number = self._numbers(parameters)
@@ -132,9 +136,65 @@ class IntegerChannels(ChannelRows):
         codes = self.elements.encode((values / step).round_().sub_(number))
         return codes.mul_(parameters[0] != NOT_FINITE)
 
+    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
+        step, number = self._numbers(parameters)
+        self.elements.decode(codes, out)
+        out.add_(number).mul_(step)
+
     def _numbers(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        step, number = super()._numbers(parameters)
-        return step, number.sub_(self._half)
+        """S and c."""
+        scales, offsets = _tables(parameters[0].device)
+        scale, offset = (parameter.to(torch.int32) for parameter in parameters)
+        step = _pick(scales, scale).mul_(self._step_factor)
+        return step, _pick(offsets, offset).sub_(self._half)
+
+
+_SHIFT: Final = E4M3()
+_SORT_8: Final = (
+    ((0, 1), (2, 3), (4, 5), (6, 7)),
+    ((0, 2), (1, 3), (4, 6), (5, 7)),
+    ((1, 2), (5, 6), (0, 4), (3, 7)),
+    ((1, 5), (2, 6)),
+    ((1, 4), (3, 6)),
+    ((2, 4), (3, 5)),
+    ((3, 4),),
+)
+"""Batcher's network: comparing these places, in this order, sorts eight."""
+
+
+def _median_of_16(values: Tensor) -> Tensor:
+    """The 8th smallest of ``[n, 16, width]``, ``[n, 1, width]``; NaN where there is one.
+
+    A network of minima and maxima: torch's median is some ten times slower.
+    """
+    halves = list(values.unflatten(1, (2, 8)).unbind(2))
+    for step in _SORT_8:
+        for one, other in step:
+            low, high = halves[one], halves[other]
+            halves[one], halves[other] = torch.minimum(low, high), torch.maximum(low, high)
+    # Of two sorted halves, the smaller of i-th and (7 - i)-th are the eight smallest of all.
+    smallest = [torch.minimum(halves[i][:, 0], halves[7 - i][:, 1]) for i in range(8)]
+    return torch.stack(smallest, 1).amax(1, keepdim=True)
+
+
+def _shift_of(offset: Tensor) -> Tensor:
+    """float32 of e4m3 bytes."""
+    shift = torch.empty(offset.shape, dtype=torch.float32, device=offset.device)
+    _SHIFT.decode(offset, shift)
+    return shift.mul_(_SHIFT.unit)
+
+
+def _cell(shift: Tensor) -> tuple[Tensor, Tensor]:
+    """How far below and above a number is still rounded to ``shift``, an e4m3 number: half the
+    distance to its neighbours. Nothing lies beyond the last, 448."""
+    magnitude = shift.abs()
+    # 2^-10 below the normal numbers, else 1/16 of the power of two at or below.
+    power = (magnitude.view(torch.int32) & 0x7F800000).view(torch.float32)
+    outward = (power / 16).clamp_(min=2.0**-10)
+    inward = torch.where(magnitude == power, outward / 2, outward).clamp_(min=2.0**-10)
+    inward = torch.where(magnitude <= 2.0**-6, outward, inward)
+    positive = shift > 0
+    return torch.where(positive, inward, outward), torch.where(positive, outward, inward)
 
 
 @cache

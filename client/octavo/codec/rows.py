@@ -65,7 +65,7 @@ class ScaledRows(Rows):
 
     def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
         self.elements.decode(codes, out)
-        out.mul_(parameters[0].float().mul_(self.elements.unit))
+        out.mul_(parameters[0].float() * self.elements.unit)
 
 
 class AffineRows(Rows):

@@ -1,9 +1,15 @@
 """Quantises rows such that packing what was unpacked gives the same bytes.
 
-Let T be "unpack, then pack". Nearly every row is a fixed point of T at once (see ``rows`` and
-``channels`` for why). The few whose statistics move when their values are rounded are sent
-through T until they stand still, and where T goes round in a circle, every state of the circle
-leads to the same bytes: the smallest of them. Either way, packing again ends where it started.
+Let P measure parameters, Q quantise, U unpack, and T = "U, then P and Q" map packed rows to
+packed rows. Most rows are fixed points of T at once (see ``rows`` and ``channels``). For others:
+
+1. A row whose values lie on a circle of T, which is what step 3 may leave, becomes the smallest
+   of that circle, in the order of its bytes: whichever of them is read, the same is written.
+2. Other parameters are tried on the values given: those that P finds in what would be read.
+3. What is still moving is sent through T until it stands still or goes round in a circle.
+
+So what is written is a fixed point, or the smallest of a circle; either way, packing it again
+ends where it started.
 """
 
 from __future__ import annotations
@@ -15,13 +21,19 @@ from torch import Tensor
 
 from octavo.codec.rows import Parameters, Rows
 
-ROUNDS_MAX: Final = 24
-"""Rounds of T before a row is taken to go round in a circle. Two are usual."""
+TRIALS: Final = 3
+"""Parameters tried in step 2. A fourth settles hardly any more rows."""
 
-CIRCLE_MAX: Final = 8
-"""Length of a circle that is recognised. None longer than two was ever seen."""
+ROUNDS_MAX: Final = 24
+"""Rounds of T after which a row must stand still or be on a circle."""
+
+CIRCLE_MAX: Final = 4
+"""Longest circle that is recognised. None longer than two was seen."""
 
 _LARGEST: Final = {torch.float16: 65504.0, torch.float32: torch.finfo(torch.float32).max}
+
+_State = tuple[Tensor, ...]
+"""Codes, then the parameters."""
 
 
 def finish(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,78 +45,107 @@ def finish(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def settled(rows: Rows, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Parameters]:
     """Codes and parameters of float32 values that will be unpacked as ``dtype``."""
-    parameters = rows.measure(values)
-    codes = rows.quantise(values, parameters)
-    state = (codes, *parameters)
-    following = _again(rows, state, dtype)
-    moving = _differ(rows, state, following)
+    maps = _Maps(rows, dtype)
+    state = maps.pack(values)
+    moving = maps.differ(state, maps.again(state))
     if moving.any():
         chosen = moving.nonzero(as_tuple=True)
-        moved = _settle_moving(rows, _take(rows, following, chosen), dtype)
-        for whole, part in zip(state, moved, strict=True):
-            _rows_last(rows, whole)[chosen] = _rows_last(rows, part)[:, 0]
-    return codes, parameters
+        given = maps.take(values, chosen)
+        found = _settle(maps, given, tuple(maps.take(part, chosen) for part in state))
+        for whole, part in zip(state, found, strict=True):
+            maps.rows_last(whole)[chosen] = maps.rows_last(part)[:, 0]
+    return state[0], state[1:]
 
 
-_State = tuple[Tensor, ...]
-"""Codes, then the parameters."""
-
-
-def _again(rows: Rows, state: _State, dtype: torch.dtype) -> _State:
-    """T."""
-    codes, *parameters = state
-    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-    rows.dequantise(codes, tuple(parameters), values)
-    values = finish(values, dtype).float()
-    found = rows.measure(values)
-    return (rows.quantise(values, found), *found)
-
-
-def _settle_moving(rows: Rows, state: _State, dtype: torch.dtype) -> _State:
+def _settle(maps: _Maps, given: Tensor, state: _State) -> _State:
+    smallest, done = _circle_through(maps, given, state)
+    for _ in range(TRIALS):
+        if done.all():
+            return smallest
+        parameters = maps.rows.measure(maps.unpack(state))
+        state = (maps.rows.quantise(given, parameters), *parameters)
+        still = ~maps.differ(state, maps.again(state))
+        smallest = maps.where(still & ~done, state, smallest)
+        done |= still
     for _ in range(ROUNDS_MAX):
-        following = _again(rows, state, dtype)
-        if not _differ(rows, state, following).any():
-            return state
+        if done.all():
+            return smallest
+        following = maps.again(state)
+        still = ~maps.differ(state, following)
+        smallest = maps.where(still & ~done, state, smallest)
+        done |= still
         state = following
-    smallest = state
+    best = state
     for _ in range(CIRCLE_MAX):
-        state = _again(rows, state, dtype)
-        smallest = _smaller(rows, state, smallest)
-    return smallest
+        state = maps.again(state)
+        best = maps.where(maps.before(state, best), state, best)
+    return maps.where(~done, best, smallest)
 
 
-def _differ(rows: Rows, one: _State, other: _State) -> Tensor:
-    """By row, whether the bytes differ; without the dimension along which rows run."""
-    differ = (one[0] != other[0]).any(rows.dim)
-    for mine, its in zip(one[1:], other[1:], strict=True):
-        differ |= (_bits(mine) != _bits(its)).squeeze(rows.dim)
-    return differ
+def _circle_through(maps: _Maps, given: Tensor, state: _State) -> tuple[_State, Tensor]:
+    """The smallest of the states met until the values given are met again, and where they were."""
+    smallest = state
+    closed = torch.zeros_like(maps.differ(state, state))
+    for _ in range(CIRCLE_MAX):
+        values = maps.unpack(state)
+        closed |= ~maps.rows_differ(values, given)
+        state = maps.pack(values)
+        first = maps.before(state, smallest) & ~closed
+        smallest = maps.where(first, state, smallest)
+    return smallest, closed
 
 
-def _smaller(rows: Rows, one: _State, other: _State) -> _State:
-    """By row, the one of two states that comes first in the order of its bytes."""
-    mine, its = _as_numbers(rows, one), _as_numbers(rows, other)
-    place = (mine != its).to(torch.uint8).argmax(-1, keepdim=True)
-    first = mine.gather(-1, place) < its.gather(-1, place)
-    keep = first.transpose(1, 2) if rows.dim == 1 else first
-    return tuple(torch.where(keep, a, b) for a, b in zip(one, other, strict=True))
+class _Maps:
+    """P, Q and U on all rows at once. Masks are by row: ``[n, rows]``."""
 
+    def __init__(self, rows: Rows, dtype: torch.dtype) -> None:
+        self.rows = rows
+        self.dtype = dtype
 
-def _as_numbers(rows: Rows, state: _State) -> Tensor:
-    """int32 [n, rows, parameters and codes]."""
-    parts = [_rows_last(rows, _bits(part)).to(torch.int32) for part in (*state[1:], state[0])]
-    return torch.cat(parts, -1)
+    def pack(self, values: Tensor) -> _State:
+        parameters = self.rows.measure(values)
+        return (self.rows.quantise(values, parameters), *parameters)
 
+    def unpack(self, state: _State) -> Tensor:
+        values = torch.empty(state[0].shape, dtype=torch.float32, device=state[0].device)
+        self.rows.dequantise(state[0], state[1:], values)
+        return finish(values, self.dtype).float()
 
-def _take(rows: Rows, state: _State, chosen: tuple[Tensor, ...]) -> _State:
-    """The chosen rows alone, one to an entry of the leading dimension."""
-    taken = (_rows_last(rows, part)[chosen].unsqueeze(1) for part in state)
-    return tuple(part.transpose(1, 2) if rows.dim == 1 else part for part in taken)
+    def again(self, state: _State) -> _State:
+        """T."""
+        return self.pack(self.unpack(state))
 
+    def differ(self, one: _State, other: _State) -> Tensor:
+        """Where the bytes differ."""
+        differ = self.rows_differ(one[0], other[0])
+        for mine, its in zip(one[1:], other[1:], strict=True):
+            differ |= self.rows_differ(_bits(mine), _bits(its))
+        return differ
 
-def _rows_last(rows: Rows, part: Tensor) -> Tensor:
-    """A view with the rows' elements in the last dimension."""
-    return part.transpose(1, 2) if rows.dim == 1 else part
+    def rows_differ(self, one: Tensor, other: Tensor) -> Tensor:
+        return (one != other).any(self.rows.dim)
+
+    def before(self, one: _State, other: _State) -> Tensor:
+        """Where the first comes first in the order of its parameters' and codes' bytes."""
+        mine, its = self._numbers(one), self._numbers(other)
+        place = (mine != its).to(torch.uint8).argmax(-1, keepdim=True)
+        return (mine.gather(-1, place) < its.gather(-1, place)).squeeze(-1)
+
+    def where(self, mask: Tensor, one: _State, other: _State) -> _State:
+        keep = mask.unsqueeze(self.rows.dim)
+        return tuple(torch.where(keep, a, b) for a, b in zip(one, other, strict=True))
+
+    def take(self, part: Tensor, chosen: tuple[Tensor, ...]) -> Tensor:
+        """The chosen rows alone, one to an entry of the leading dimension."""
+        return self.rows_last(self.rows_last(part)[chosen].unsqueeze(1))
+
+    def rows_last(self, part: Tensor) -> Tensor:
+        """The view with a row's elements in the last dimension, and back again."""
+        return part.transpose(1, 2) if self.rows.dim == 1 else part
+
+    def _numbers(self, state: _State) -> Tensor:
+        parts = [self.rows_last(_bits(part)).to(torch.int32) for part in (*state[1:], state[0])]
+        return torch.cat(parts, -1)
 
 
 def _bits(part: Tensor) -> Tensor:
