@@ -140,14 +140,18 @@ class Reservations:
 
         False for those that the reservation doesn't have, or that were handed over before.
         """
-        may: NDArray[np.bool_] = np.zeros(len(positions), dtype=np.bool_)
-        for index, (position, bit) in enumerate(
-            zip(positions.tolist(), bits.tolist(), strict=True)
-        ):
-            if not reservation.ended and int(reservation.open_mask[position]) & bit:
-                reservation.open_mask[position] ^= np.uint64(bit)
-                reservation.copying_mask[position] |= np.uint64(bit)
-                may[index] = True
+        may: NDArray[np.bool_] = (reservation.open_mask[positions] & bits) != 0
+        if reservation.ended:
+            may[:] = False
+        # Of a unit that is named twice the first one counts.
+        _, first = np.unique(
+            np.stack([positions.astype(np.uint64), bits]), axis=1, return_index=True
+        )
+        twice = np.ones(len(positions), dtype=np.bool_)
+        twice[first] = False
+        may &= ~twice
+        np.bitwise_and.at(reservation.open_mask, positions[may], ~bits[may])
+        np.bitwise_or.at(reservation.copying_mask, positions[may], bits[may])
         return may
 
     def end_copy(
