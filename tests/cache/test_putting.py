@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.cache.invariants import check_invariants
+from tests.cache.running import in_memory
 from tests.cache.world import KIB, MIB, ONE, TWO, World, body, chain_of, eventually
 
 from octavo_proto.layout import foreign_layout
@@ -27,17 +26,6 @@ from octavo_server.cache.statuses import (
     TOO_LARGE,
 )
 from octavo_server.errors import LimitReached, RequestError
-
-
-def in_memory(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    """Runs a test on a cache without NVMe, and balances the books at its end."""
-
-    async def run() -> None:
-        async with World(None, **settings) as world:
-            await test(world)
-            check_invariants(world.cache)
-
-    asyncio.run(run())
 
 
 def test_bytes_come_before_visibility() -> None:
