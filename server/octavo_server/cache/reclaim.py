@@ -105,7 +105,7 @@ class Reclaimer:
         for reach in _Reach:
             ranked = self._ranked.pop(size_bytes, _NO_RANKING)
             if not len(ranked.rows):
-                ranked = self._rank(size_bytes, reach)
+                ranked = self._rank(size_bytes, reach, count)
                 colder = self._colder_slab(length, ranked.rows)
                 if len(colder):
                     return colder
@@ -132,8 +132,9 @@ class Reclaimer:
         stays: NDArray[np.bool_] = self._columns.other_mask[rows] == self._table.full_mask[rows]
         return stays
 
-    def _rank(self, size_bytes: int, reach: _Reach) -> _Ranking:
-        """Pages with a unit of this slot size that may go, in the policy's order."""
+    def _rank(self, size_bytes: int, reach: _Reach, wanted: int) -> _Ranking:
+        """Pages with a unit of this slot size that may go, in the policy's order; ``wanted`` of
+        them if there are as many."""
         table = self._table
         rows = table.live_rows()
         rows = rows[self._evictable(rows)]
@@ -146,7 +147,7 @@ class Reclaimer:
         slot_counts = np.zeros(table.high_water, dtype=np.int64)
         slot_counts[rows] = np.bincount(owners[fits], minlength=len(rows))
         rows = rows[slot_counts[rows] != 0]
-        few = max(_RANKED_MIN, len(rows) // _RANKED_SHARE)
+        few = max(_RANKED_MIN, wanted, len(rows) // _RANKED_SHARE)
         victims = self._policy.first_victims(rows, few if reach is _Reach.WRITTEN else len(rows))
         return _Ranking(victims, table.touched[victims], slot_counts[victims])
 
