@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.codec.elements import E4M3, Elements, Unsigned
-from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES
+from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES, SHIFT_UNIT
 from octavo.codec.rows import Parameters, Rows
 
 _SEARCH_ROUNDS: Final = 24
@@ -22,7 +22,8 @@ of the offset, which is at most a sixteenth of it."""
 
 
 class FloatChannels(Rows):
-    """FP8: value = S * v + m, with m the e4m3 number nearest to the channel's median.
+    """FP8: value = S * v + m, with m the number nearest to the channel's median of those that are
+    eight times an e4m3 number: up to 3,584, above the strongest key biases.
 
     The median (the 8th smallest of 16) serves as well as the mean, and rounding keeps the order
     of values, so it is known where it goes: ``quantise`` keeps numbers that would round to the
@@ -41,7 +42,7 @@ class FloatChannels(Rows):
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
         middle = _median_of_16(values)
-        offset = _SHIFT.encode(middle.clone())
+        offset = _SHIFT.encode(middle / SHIFT_UNIT)
         shift = _shift_of(offset)
         half_range = torch.maximum(highest - shift, shift - lowest)
         scales, _offsets = _tables(values.device)
@@ -116,9 +117,11 @@ class IntegerChannels(Rows):
         code = torch.where(torch.isfinite(needed), code, NOT_FINITE)
         for _ in range(_SEARCH_ROUNDS):
             step = _pick(scales, code).mul_(self._step_factor)
-            offset = _offset_code(centre / step + 0.5)
+            top, bottom = highest / step, lowest / step
+            # From the rounded range, so that the rounded values call for this offset, too.
+            offset = _offset_code((top.round() + bottom.round() + 1) / 2)
             number = _pick(offsets, offset)
-            above, below = (highest / step).sub_(number), (number - 1).sub_(lowest / step)
+            above, below = top.sub_(number), (number - 1).sub_(bottom)
             distance = torch.maximum(above, below)
             too_far = distance > self._reach
             if not too_far.any():
@@ -178,21 +181,21 @@ def _median_of_16(values: Tensor) -> Tensor:
 
 
 def _shift_of(offset: Tensor) -> Tensor:
-    """float32 of e4m3 bytes."""
+    """float32 of offset bytes."""
     shift = torch.empty(offset.shape, dtype=torch.float32, device=offset.device)
     _SHIFT.decode(offset, shift)
-    return shift.mul_(_SHIFT.unit)
+    return shift.mul_(_SHIFT.unit * SHIFT_UNIT)
 
 
 def _cell(shift: Tensor) -> tuple[Tensor, Tensor]:
-    """How far below and above a number is still rounded to ``shift``, an e4m3 number: half the
-    distance to its neighbours. Nothing lies beyond the last, 448."""
+    """How far below and above a number is still rounded to ``shift``: half the
+    distance to its neighbours. (What lies beyond the last belongs to it and is not kept in.)"""
     magnitude = shift.abs()
-    # 2^-10 below the normal numbers, else 1/16 of the power of two at or below.
+    # Below the normal numbers all are equally far apart; else 1/8 of the power of two.
     power = (magnitude.view(torch.int32) & 0x7F800000).view(torch.float32)
-    outward = (power / 16).clamp_(min=2.0**-10)
-    inward = torch.where(magnitude == power, outward / 2, outward).clamp_(min=2.0**-10)
-    inward = torch.where(magnitude <= 2.0**-6, outward, inward)
+    outward = (power / 16).clamp_(min=SHIFT_UNIT * 2.0**-10)
+    inward = torch.where(magnitude == power, outward / 2, outward).clamp_(min=SHIFT_UNIT * 2.0**-10)
+    inward = torch.where(magnitude <= SHIFT_UNIT * 2.0**-6, outward, inward)
     positive = shift > 0
     return torch.where(positive, inward, outward), torch.where(positive, outward, inward)
 

@@ -24,3 +24,6 @@ OFFSETS: Final = tuple(
     code if code < 16 else (8 + code % 8) << (code // 8 - 1) for code in range(OFFSET_CODES)
 )
 """0 to 15, then eight steps an octave up to 245,760."""
+
+SHIFT_UNIT: Final = 8.0
+"""FP8's offset byte is an e4m3 number of these: multiples of 2^-6 up to 3,584."""

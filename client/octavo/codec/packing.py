@@ -24,8 +24,12 @@ from octavo_proto.layout import KvKind, Layout
 if TYPE_CHECKING:
     from octavo.codec.packed import PackedCodec
 
-PIECE_ELEMENTS: Final = 1 << 16
-"""Their float32 values, 256 KiB, stay in the second-level cache between the passes."""
+UNPACK_ELEMENTS: Final = 1 << 16
+"""Of a piece: their float32 values, 256 KiB, stay in the second-level cache between passes."""
+
+PACK_ELEMENTS: Final = 1 << 20
+"""Of a piece: packing also settles the few rows that move, in many small steps, which cost the
+same for more rows."""
 
 _FLOAT_REACH: Final = {"e4m3": 450.7, "e5m2": 453.8}
 """Up to 448, with a margin that lets rounded rows find their scale again: of the numbers between
@@ -54,12 +58,12 @@ class _Side:
             return (tokens // 16, 16, heads * dim)
         return (1, tokens * heads, dim)
 
-    def pieces(self) -> Iterator[tuple[slice, slice]]:
+    def pieces(self, elements: int) -> Iterator[tuple[slice, slice]]:
         """Ranges of pages and layers, each small enough."""
         pages, layers = self.values.shape[:2]
         per_layer = self.values[0, 0].numel() if pages and layers else 1
-        layer_step = max(1, min(layers, PIECE_ELEMENTS // per_layer))
-        page_step = max(1, PIECE_ELEMENTS // (per_layer * layer_step))
+        layer_step = max(1, min(layers, elements // per_layer))
+        page_step = max(1, elements // (per_layer * layer_step))
         for page in range(0, pages, page_step):
             for layer in range(0, layers, layer_step):
                 yield slice(page, page + page_step), slice(layer, layer + layer_step)
@@ -112,7 +116,7 @@ def unpack(
 
 
 def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
-    for pages, layers in side.pieces():
+    for pages, layers in side.pieces(PACK_ELEMENTS):
         values = side.values[pages, layers]
         rows = values.to(torch.float32).reshape(-1, *side.row_shape[1:])
         codes, found = settled(side.rows, rows, dtype)
@@ -126,7 +130,7 @@ def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
 
 def _unpack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
     scratch = torch.empty(0, dtype=torch.float32, device=side.values.device)
-    for pages, layers in side.pieces():
+    for pages, layers in side.pieces(UNPACK_ELEMENTS):
         target = side.values[pages, layers]
         packed = side.codes[pages, layers]
         if codec.bits != 8:

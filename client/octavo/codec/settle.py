@@ -24,8 +24,8 @@ from octavo.codec.rows import Parameters, Rows
 TRIALS: Final = 3
 """Parameters tried in step 2. A fourth settles hardly any more rows."""
 
-ROUNDS_MAX: Final = 24
-"""Rounds of T after which a row must stand still or be on a circle."""
+ROUNDS_MAX: Final = 8
+"""Rounds of T after which a row must stand still or be on a circle. Three are usual."""
 
 CIRCLE_MAX: Final = 4
 """Longest circle that is recognised. None longer than two was seen."""
