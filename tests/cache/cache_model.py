@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
 )
-from tests.cache.world import body, chain_of
+from tests.cache.world import World, body, chain_of
 
 from octavo_server.cache.chains import ChainView
 from octavo_server.cache.getting import GetPages, Grant
