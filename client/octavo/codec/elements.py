@@ -30,8 +30,10 @@ class Elements(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, out: Tensor) -> None:
-        """Writes the float32 numbers of codes, divided by ``unit``, into ``out``, which is contiguous
-        and may have another shape. Exact."""
+        """Writes the float32 numbers of codes, divided by ``unit``, into ``out``, exactly.
+
+        ``out`` is contiguous and may have another shape.
+        """
 
 
 class E4M3(Elements):

@@ -165,9 +165,7 @@ def _sides(
     yield _Side(
         keys, units[:, :, 0], codes[:, :, 0], (parameters["k_scale"], parameters["k_offset"])
     )
-    yield _Side(
-        values, units[:, :, 1], codes[:, :, 1], tuple(parameters[name] for name in v_names)
-    )
+    yield _Side(values, units[:, :, 1], codes[:, :, 1], tuple(parameters[name] for name in v_names))
 
 
 def _tiles(

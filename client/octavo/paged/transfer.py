@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.codec import Codec, RawCodec, codec_of
+from octavo.codec import Codec, Profile, codec_of
 from octavo.codec.base import unit_shape
 from octavo.errors import TransferError
 from octavo.memory import view_at
@@ -56,7 +56,8 @@ class _Placement:
 
 
 class PagedSource:
-    """Puts pages out of an engine's cache.
+    """Puts pages out of an engine's cache, packed as ``profile`` says (a name of
+    ``octavo.codec.PROFILES``, a codec's, or a ``Profile``).
 
     ``block_table[i]`` is the engine's block that holds tokens ``i * block_tokens`` and on of the
     chain. The engine must not write to those tokens meanwhile.
@@ -66,11 +67,11 @@ class PagedSource:
         self,
         cache: PagedKV,
         block_table: Sequence[int] | NDArray[np.int64],
-        codec: Codec | None = None,
+        profile: Profile | str = "exact",
     ) -> None:
         self._placement = _Placement(cache, block_table)
         self._cache = cache
-        self._codec: Final = RawCodec() if codec is None else codec
+        self._profile: Final = Profile.named(profile) if isinstance(profile, str) else profile
         self._transfer: Transfer | None = None
 
     def begin(self, transfer: Transfer) -> None:
@@ -78,22 +79,44 @@ class PagedSource:
         self._transfer = transfer
 
     def unit_lengths(self) -> NDArray[np.uint32]:
-        assert self._transfer is not None
-        by_unit = [self.unit_bytes(0, unit) for unit in self._transfer.units]
-        if len(set(by_unit)) == 1:
-            return np.array(by_unit[:1], dtype=np.uint32)
-        return np.tile(np.array(by_unit, dtype=np.uint32), self._transfer.page_count)
+        transfer = self._begun()
+        by_row = np.array(
+            [
+                [self.unit_bytes(position, unit) for unit in transfer.units]
+                for position in self._kinds(transfer)
+            ],
+            dtype=np.uint32,
+        )
+        if (by_row == by_row.flat[0]).all():
+            return by_row.reshape(-1)[:1]
+        counts = np.ones(len(by_row), dtype=np.int64)
+        counts[-1] = transfer.page_count - len(by_row) + 1
+        return by_row.repeat(counts, axis=0).reshape(-1)
 
     def page_variants(self) -> NDArray[np.uint16]:
-        return np.full(1, self._codec.variant, dtype=np.uint16)
+        transfer = self._begun()
+        kinds = [self.variant(position) for position in self._kinds(transfer)]
+        if len(set(kinds)) == 1:
+            return np.array(kinds[:1], dtype=np.uint16)
+        by_page = np.full(transfer.page_count, kinds[-1], dtype=np.uint16)
+        by_page[0] = kinds[0]
+        return by_page
 
     def fill_rows(self, rows: Rows) -> None:
-        for unit, chosen in _by_unit(rows):
-            packed = self._codec.pack(self.gather(unit, rows.positions[chosen]))
-            if packed.shape[1] != int(rows.lengths[chosen][0]):
-                raise TransferError(f"codec {self._codec.name} made {packed.shape[1]} bytes")
-            memory = _UnitMemory(rows.addresses[chosen], packed.shape[1], writable=True)
-            memory.write(packed)
+        for unit, of_unit in _by_unit(rows):
+            is_first = rows.positions[of_unit] == 0
+            for chosen in (of_unit[is_first], of_unit[~is_first]):
+                if len(chosen):
+                    self._fill(rows, unit, chosen)
+
+    def _fill(self, rows: Rows, unit: int, chosen: NDArray[np.intp]) -> None:
+        """Packs pages that share a codec."""
+        codec = self._codec_at(int(rows.positions[chosen[0]]))
+        packed = codec.pack(self.gather(unit, rows.positions[chosen]), self._cache.layout)
+        if packed.shape[1] != int(rows.lengths[chosen][0]):
+            raise TransferError(f"codec {codec.name} made {packed.shape[1]} bytes")
+        memory = _UnitMemory(rows.addresses[chosen], packed.shape[1], writable=True)
+        memory.write(packed)
 
     def gather(self, unit: int, positions: NDArray[np.int64]) -> Tensor:
         """The unit tensor (see ``Codec``) of some pages, in bits."""
@@ -110,13 +133,25 @@ class PagedSource:
         return gathered
 
     def unit_bytes(self, position: int, unit: int) -> int:
-        return self._codec.unit_bytes(self._cache.layout, unit)
+        return self._codec_at(position).unit_bytes(self._cache.layout, unit)
 
     def variant(self, position: int) -> int:
-        return self._codec.variant
+        return self._codec_at(position).variant
 
     def fill(self, position: int, unit: int, view: memoryview) -> int | None:
         raise NotImplementedError("a paged source gives rows")
+
+    def _codec_at(self, position: int) -> Codec:
+        return self._profile.codec_at(self._cache.layout, position)
+
+    def _kinds(self, transfer: Transfer) -> range:
+        """Pages that stand for all: a chain's first page may be packed otherwise, the others
+        are alike."""
+        return range(transfer.first_page, transfer.first_page + min(transfer.page_count, 2))
+
+    def _begun(self) -> Transfer:
+        assert self._transfer is not None
+        return self._transfer
 
 
 class PagedSink:
@@ -134,7 +169,6 @@ class PagedSink:
 
     def accept_rows(self, rows: Rows) -> None:
         layout = self._cache.layout
-        example = torch.empty(0, dtype=self._cache.bits_dtype)
         for unit, of_unit in _by_unit(rows):
             for variant in np.unique(rows.variants[of_unit]).tolist():
                 chosen = of_unit[rows.variants[of_unit] == variant]
@@ -146,14 +180,12 @@ class PagedSink:
                         f"{codec.name} makes {expected}"
                     )
                 packed = _UnitMemory(rows.addresses[chosen], expected, writable=False).read()
-                self.scatter(
-                    unit, rows.positions[chosen], codec.unpack(packed, layout, unit, example)
-                )
+                values = codec.unpack(packed.to(self._cache.device), layout, unit)
+                self.scatter(unit, rows.positions[chosen], values.view(self._cache.bits_dtype))
 
     def scatter(self, unit: int, positions: NDArray[np.int64], values: Tensor) -> None:
         """Writes a unit tensor (see ``Codec``), in bits, to the blocks of its pages."""
         blocks, pages = self._placement.of(positions)
-        values = values.to(self._cache.device)
         for layer, sides in enumerate(self._cache.page_views(unit)):
             if len(sides) == 1:
                 sides[0][blocks, pages] = values[:, layer]

@@ -3,7 +3,7 @@
 A canonical unit is C-contiguous ``[layer][K, V][token][head][head_dim]``; a cache layer holds
 keys and values each as ``[1, head, token, head_dim]``. Both classes keep one tensor
 ``[layer, 2, head, token, head_dim]`` in between, so that a page's unit is a single strided
-copy, and treat elements as integers of their size: no value is ever converted.
+copy, and treat elements as integers of their size: only a codec converts values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.sinks import RAW_VARIANT
+from octavo.codec import Codec, Profile, codec_of
 from octavo_proto.layout import DTYPE_BYTES, Layout
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -61,15 +61,24 @@ class _Staging:
 class CacheSource:
     """Offers pages of a cache's keys and values to ``Client.put``.
 
-    It takes a copy when made: what the model appends to the cache later is not seen.
+    It takes a copy when made: what the model appends to the cache later is not seen. Pages are
+    packed as ``profile`` says (a name of ``octavo.codec.PROFILES``, a codec's, or a ``Profile``).
 
     Raises:
         ValueError: the cache does not have those pages, or not the layout's shape.
+        UnknownCodec: there is no such profile.
     """
 
     def __init__(
-        self, cache: KvCache, layout: Layout, *, page_count: int, first_page: int = 0
+        self,
+        cache: KvCache,
+        layout: Layout,
+        *,
+        page_count: int,
+        first_page: int = 0,
+        profile: Profile | str = "exact",
     ) -> None:
+        self._profile: Final = Profile.named(profile) if isinstance(profile, str) else profile
         begin = first_page * layout.page_tokens
         end = begin + page_count * layout.page_tokens
         _check_cache(cache, layout, end)
@@ -81,19 +90,23 @@ class CacheSource:
         self._staging: Final = _Staging(layout, _as_bits(stacked), first_page)
 
     def unit_bytes(self, position: int, unit: int) -> int:
-        """Bytes of a unit; the same for every page."""
-        return self._staging.layout.raw_unit_bytes(unit)
+        """Bytes of a unit; the same for every page but a chain's first."""
+        return self._codec_at(position).unit_bytes(self._staging.layout, unit)
 
     def variant(self, position: int) -> int:
-        """Always ``raw``."""
-        return RAW_VARIANT
+        """That of the profile's codec for this page."""
+        return self._codec_at(position).variant
 
     def fill(self, position: int, unit: int, view: memoryview) -> int:
         """Writes a unit into ``view``, and returns its bytes."""
-        source = self._staging.unit(position, unit)
-        target = np.frombuffer(view, dtype=source.dtype, count=source.size)
-        np.copyto(target.reshape(source.shape), source)
-        return source.nbytes
+        values = torch.from_numpy(self._staging.unit(position, unit)[None])
+        packed = self._codec_at(position).pack(values, self._staging.layout)[0]
+        target = np.frombuffer(view, dtype=np.uint8, count=packed.numel())
+        np.copyto(target, packed.numpy())
+        return packed.numel()
+
+    def _codec_at(self, position: int) -> Codec:
+        return self._profile.codec_at(self._staging.layout, position)
 
 
 class CacheSink:
@@ -109,17 +122,23 @@ class CacheSink:
         self._staging: Final = _Staging(layout, bits, first_page)
 
     def accept(self, position: int, unit: int, variant: int, view: memoryview) -> None:
-        """Takes a unit's bytes out of ``view``.
+        """Takes a unit's bytes out of ``view``, unpacked by the codec of its variant.
 
         Raises:
-            ValueError: the unit is packed in another way than ``raw``, or has another size.
+            UnknownVariant: a newer client packed it.
+            ValueError: the unit has another size than the codec's.
         """
-        if variant != RAW_VARIANT:
-            raise ValueError(f"variant is {variant}, allowed: {RAW_VARIANT} (raw)")
-        target = self._staging.unit(position, unit)
-        if len(view) != target.nbytes:
-            raise ValueError(f"unit {unit} has {len(view)} bytes, must have {target.nbytes}")
-        np.copyto(target, np.frombuffer(view, dtype=target.dtype).reshape(target.shape))
+        layout, target = self._staging.layout, self._staging.unit(position, unit)
+        codec = codec_of(variant)
+        expected = codec.unit_bytes(layout, unit)
+        if len(view) != expected:
+            raise ValueError(
+                f"unit {unit} has {len(view)} bytes in codec {codec.name}, must have {expected}"
+            )
+        # A copy: torch warns of memory that is mapped read-only.
+        packed = torch.from_numpy(np.frombuffer(view, dtype=np.uint8).copy())
+        values = _as_bits(codec.unpack(packed[None], layout, unit))
+        np.copyto(target, values[0].numpy())
 
     def extend(self, cache: KvCache, page_count: int, *, device: str = "cpu") -> None:
         """Appends the first ``page_count`` pages that were taken to ``cache``.
