@@ -32,6 +32,7 @@ TURN = TurnReport(
     "message",
     [
         WorkerTask("folder", ("one?", "two?"), (1, 2, 3), "unix:/x", forget_each_turn=True),
+        WorkerTask("folder", ("one?",), codecs=("raw", "int8")),
         TURN,
         WorkerEnd(history=(1, 2), held_tokens=2, transport="shm"),
     ],

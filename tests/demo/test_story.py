@@ -11,12 +11,13 @@ import pytest
 from tests.demo.toy import make_checkpoint
 
 from octavo.client import Client
+from octavo.codec import Profile, codec_names
 from octavo.demo import story
 from octavo.demo.inference import Checkpoint
 from octavo.demo.messages import TurnReport, WorkerTask
 from octavo.demo.page_memory import PageMemory
 from octavo.demo.processes import Places, ProcessError, demo_node, run_worker
-from octavo.demo.worker import Worker
+from octavo.demo.worker import Worker, answer_by_codec, codec_namespace
 from octavo.local_node import LocalNode
 from octavo.transformers import kv_layout
 
@@ -77,6 +78,34 @@ def test_chat_outlives_worker_and_node(toy: Checkpoint, tmp_path: Path) -> None:
     for turn in turns:
         assert set(turn.put_statuses) == {"STORED"}
         assert turn.computed_tokens + turn.loaded_tokens == turn.prompt_tokens
+
+
+def test_each_codec_answers_from_its_own_pages(toy: Checkpoint, tmp_path: Path) -> None:
+    alone = make_worker(toy)
+    alone.answer(QUESTIONS[0])
+    history = tuple(alone.history)
+    expected = alone.answer(QUESTIONS[1]).answer_tokens
+    codecs = codec_names()
+    task = WorkerTask("", QUESTIONS[1:2], history, codecs=codecs, new_tokens_max=24)
+    layout = kv_layout(toy.model, "toy", model_id="toy", weights_revision="1")
+    namespaces = ("default", *map(codec_namespace, codecs))
+    turns: list[TurnReport] = []
+    with demo_node(Places(tmp_path, tmp_path)) as node:
+        node.start()
+        with Client(node.address, layouts=[layout], namespaces=namespaces) as client:
+            answer_by_codec(task, toy, client, layout, turns.append)
+    assert [turn.codec for turn in turns] == list(codecs)
+    assert turns[0].answer_tokens == expected
+    for turn in turns:
+        assert turn.tokens_by_tier == {"memory": (turn.prompt_tokens - 1) // 16 * 16}
+        assert set(turn.put_statuses) == {"STORED"}
+        assert turn.stored_bytes["memory"] == turn.stored_bytes["nvme"]
+    stored = {turn.codec: turn.stored_bytes["memory"] for turn in turns}
+    pages = turns[0].prompt_tokens // 16
+    assert stored["raw"] == pages * layout.raw_page_bytes
+    for codec in codecs:
+        expected_bytes = sum(Profile.named(codec).page_bytes(layout, at) for at in range(pages))
+        assert stored[codec] == expected_bytes
 
 
 def test_other_weights_find_nothing(toy: Checkpoint, tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def make_turn(number: int, *, tier: str = "", ttft_s: float = 4.0) -> TurnReport
     )
 
 
+def make_codec_turn(codec: str) -> TurnReport:
+    stored = {"memory": 400 if codec == "raw" else 110, "nvme": 0}
+    turn = make_turn(7, tier="memory", ttft_s=0.5)
+    return replace(turn, codec=codec, stored_bytes=stored)
+
+
 def make_result(*turns: TurnReport) -> WorkerResult:
     return WorkerResult(turns, WorkerEnd(history=(1,), held_tokens=99, transport="shm"))
 
@@ -38,6 +44,7 @@ def make_runs() -> Runs:
         first=make_result(*(make_turn(number) for number in range(1, 7))),
         memory=make_result(make_turn(7, tier="memory", ttft_s=0.3)),
         nvme=make_result(make_turn(8, tier="nvme", ttft_s=0.4)),
+        by_codec=make_result(*(make_codec_turn(codec) for codec in ("raw", "int8"))),
         flush=FlushResult(6, 0),
         tiers_before_kill=tiers,
         tiers_after=tiers,
@@ -95,6 +102,30 @@ def test_pages_from_another_tier_or_too_few_are_a_failure() -> None:
     fewer = judge(replace(runs, memory=changed(runs.memory, tokens_by_tier={"memory": 80})))
     assert "worker C should have found 96 tokens in nvme" in other.problems[0]
     assert "worker B should have found 96 tokens in memory" in fewer.problems[0]
+
+
+def test_raw_must_answer_equally_and_other_codecs_need_not() -> None:
+    runs = make_runs()
+    raw, int8 = runs.by_codec.turns
+    other = (7, 9, 2, 2)
+    packed = replace(runs, by_codec=make_result(raw, replace(int8, answer_tokens=other)))
+    assert judge(packed).problems == ()
+    assert judge(packed).answers_equal
+    figures = summary(packed, judge(packed), 1.0)["codecs"]
+    assert figures["raw"]["answer_equal"]
+    assert (figures["int8"]["answer_equal"], figures["int8"]["differing_tokens"]) == (False, 2)
+    assert figures["int8"]["stored_bytes"] == {"memory": 110, "nvme": 0}
+    bits = replace(runs, by_codec=make_result(replace(raw, answer_tokens=other), int8))
+    assert not judge(bits).answers_equal
+    assert "codec raw" in judge(bits).problems[0]
+
+
+def test_a_codec_whose_pages_fail_or_are_not_found_is_a_failure() -> None:
+    runs = make_runs()
+    failing = changed(runs.by_codec, get_statuses={"CORRUPT": 1})
+    assert judge(replace(runs, by_codec=failing)).problems == ("1 pages ended as CORRUPT",)
+    missing = changed(runs.by_codec, tokens_by_tier={})
+    assert "int8 should have found 96" in judge(replace(runs, by_codec=missing)).problems[0]
 
 
 def test_a_slow_hit_is_noted() -> None:

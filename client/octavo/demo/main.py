@@ -1,8 +1,9 @@
 """The demo's story: three workers, one node, one ``kill -9``, and the same answers.
 
 A answers six turns and puts pages as it goes. B, a new process, goes on from the node's
-memory. The node is flushed, killed and started again; C goes on from NVMe. Beside them one
-process answers all turns without Octavo, and one computes the last two from nothing.
+memory. The node is flushed, killed and started again; C goes on from NVMe, and D answers B's
+question from pages of each codec. Beside them one process answers all turns without Octavo, and
+one computes the last two from nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from octavo.codec import codec_names
 from octavo.demo import story
 from octavo.demo.checkpoint import CheckpointError, ensure_checkpoint
 from octavo.demo.messages import WorkerTask
@@ -82,6 +84,7 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
         after: WorkerResult | None = None,
         address: str | None = None,
         forget_each_turn: bool = False,
+        codecs: tuple[str, ...] = (),
     ) -> WorkerTask:
         return WorkerTask(
             checkpoint=str(checkpoint),
@@ -89,6 +92,7 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
             history=() if after is None else after.end.history,
             address=address,
             forget_each_turn=forget_each_turn,
+            codecs=codecs,
             thread_count=threads,
         )
 
@@ -118,6 +122,17 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
         with node.client() as client:
             client.flush()
             tiers_after = client.statistics().tiers
+
+        narrator.step("Worker D answers turn 7 from memory once more, from each codec's pages")
+        by_codec = compare(
+            "d",
+            task(
+                (story.QUESTION_FROM_MEMORY,),
+                after=first,
+                address=node.address,
+                codecs=codec_names(),
+            ),
+        )
         node.stop()
 
     narrator.step("For comparison: one process answers all eight turns, without Octavo")
@@ -131,6 +146,7 @@ def _tell(checkpoint: Path, places: Places, narrator: Narrator) -> Runs:
         first=first,
         memory=memory,
         nvme=nvme,
+        by_codec=by_codec,
         flush=flush,
         tiers_before_kill=tiers_before_kill,
         tiers_after=tiers_after,

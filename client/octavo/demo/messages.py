@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+RAW_CODEC: Final = "raw"
+"""Bits as the model has them: the one whose answers must be equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
@@ -23,6 +26,8 @@ class WorkerTask:
     """The node; None to do without Octavo."""
     forget_each_turn: bool = False
     """Compute every turn from nothing, as a worker without any cache would."""
+    codecs: tuple[str, ...] = ()
+    """Answer the one question once for each of these, from pages packed by it."""
     new_tokens_max: int = 40
     thread_count: int = 1
 
@@ -48,6 +53,10 @@ class TurnReport:
     """Where the match found what was loaded."""
     get_statuses: Mapping[str, int] = field(default_factory=dict[str, int])
     put_statuses: Mapping[str, int] = field(default_factory=dict[str, int])
+    codec: str = RAW_CODEC
+    """What packed the pages that were loaded."""
+    stored_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """A task with codecs: what the prompt's pages take in each tier."""
     margin: float = 0.0
     """Smallest lead in logits of a chosen token over the runner-up."""
 
@@ -69,7 +78,7 @@ _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind for kind in (WorkerTask, TurnReport, WorkerEnd)
 }
 
-_TUPLES: Final = frozenset({"questions", "history", "answer_tokens"})
+_TUPLES: Final = frozenset({"questions", "history", "codecs", "answer_tokens"})
 """Fields that JSON turns into lists."""
 
 

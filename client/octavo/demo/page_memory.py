@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.client import Client
+from octavo.demo.messages import RAW_CODEC
 from octavo.status import Tier
 from octavo.transformers import CacheSink, CacheSource
 from octavo.transformers.pages import KvCache
@@ -26,10 +27,19 @@ class Loaded:
 class PageMemory:
     """One conversation's pages at a node. Only whole pages travel."""
 
-    def __init__(self, client: Client, layout: Layout) -> None:
+    def __init__(
+        self,
+        client: Client,
+        layout: Layout,
+        *,
+        namespace: str | None = None,
+        profile: str = RAW_CODEC,
+    ) -> None:
+        """``profile`` packs what is saved; whatever packed it, all can be loaded."""
         self._client = client
         self._layout = layout
-        self._chain = client.chain(layout=layout.name)
+        self._profile = profile
+        self._chain = client.chain(layout=layout.name, namespace=namespace)
         self._saved_pages = 0
 
     def load(self, prompt: Sequence[int], cache: KvCache) -> Loaded:
@@ -67,7 +77,13 @@ class PageMemory:
         if new_pages < 1:
             return {}
         first_page = self._saved_pages
-        source = CacheSource(cache, self._layout, first_page=first_page, page_count=new_pages)
+        source = CacheSource(
+            cache,
+            self._layout,
+            first_page=first_page,
+            page_count=new_pages,
+            profile=self._profile,
+        )
         result = self._client.put(self._chain, source, first_page=first_page, page_count=new_pages)
         self._saved_pages = page_count
         return {status.name: count for status, count in result.counts.items()}

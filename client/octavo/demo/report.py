@@ -57,6 +57,7 @@ class Narrator:
         self._console.print()
         self._console.print(_turns_table(runs))
         self._console.print(_tiers_table(runs))
+        self._console.print(_codecs_table(runs))
         for problem in verdict.problems:
             self.problem(problem)
         for note in verdict.notes:
@@ -112,6 +113,24 @@ def _tiers_table(runs: Runs) -> Table:
                 bytes_text(tier.page_bytes),
                 bytes_text(tier.used_bytes),
             )
+    return table
+
+
+def _codecs_table(runs: Runs) -> Table:
+    table = Table(title="Turn 7 from memory, by codec (raw is float32 here)", title_justify="left")
+    table.add_column("codec", no_wrap=True)
+    tiers = tuple(runs.by_codec.turns[0].stored_bytes)
+    for heading in (*(f"{tier} MiB" for tier in tiers), "TTFT ms", "of cold", "answer"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for turn in runs.by_codec.turns:
+        differing = runs.differing_tokens(turn)
+        table.add_row(
+            turn.codec,
+            *(f"{turn.stored_bytes[tier] / MIB:.1f}" for tier in tiers),
+            f"{turn.ttft_s * 1000:,.0f}",
+            f"{ratio_of(turn, runs.cold.turns[0]):.3f}",
+            f"{differing} of {len(turn.answer_tokens)} tokens differ" if differing else "equal",
+        )
     return table
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from octavo.demo.messages import TurnReport
+from octavo.demo.messages import RAW_CODEC, TurnReport
 from octavo.demo.processes import WorkerResult
 from octavo.results import FlushResult, TierStatistics
 
@@ -31,6 +32,8 @@ class Runs:
     """Worker B: turn 7."""
     nvme: WorkerResult
     """Worker C: turn 8, after the node's restart."""
+    by_codec: WorkerResult
+    """Worker D: turn 7, once a codec."""
     flush: FlushResult
     tiers_before_kill: Sequence[TierStatistics]
     tiers_after: Sequence[TierStatistics]
@@ -41,6 +44,12 @@ class Runs:
     def with_octavo(self) -> tuple[TurnReport, ...]:
         """The conversation as it went over three workers."""
         return self.first.turns + self.memory.turns + self.nvme.turns
+
+    def differing_tokens(self, turn: TurnReport) -> int:
+        """Places where one of worker D's answers is not the uninterrupted run's."""
+        expected = self.uninterrupted.turns[len(self.first.turns)].answer_tokens
+        pairs = itertools.zip_longest(turn.answer_tokens, expected)
+        return sum(token != other for token, other in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,15 @@ def judge(runs: Runs) -> Verdict:
             if turn.answer_tokens != reference.answer_tokens:
                 equal = equal and name != "with Octavo"
                 problems.append(f"{name}, the answer to {turn.question!r} differs")
+    for turn in runs.by_codec.turns:
+        whole = (turn.prompt_tokens - 1) // runs.page_tokens * runs.page_tokens
+        if dict(turn.tokens_by_tier) != {"memory": whole}:
+            found = dict(turn.tokens_by_tier)
+            problems.append(f"{turn.codec} should have found {whole} tokens in memory, not {found}")
+        # Codecs that round may answer otherwise; how much is a figure, not a failure.
+        if turn.codec == RAW_CODEC and runs.differing_tokens(turn):
+            equal = False
+            problems.append(f"with Octavo and codec {turn.codec}, the answer to turn 7 differs")
     failed = _failed(runs)
     problems += [f"{count} pages ended as {status}" for status, count in failed.items()]
     if runs.flush.volatile_pages:
@@ -105,6 +123,7 @@ def summary(runs: Runs, verdict: Verdict, elapsed_s: float) -> dict[str, Any]:
         | {"ttft_ratio": round(ratio_of(runs.memory.turns[0], runs.cold.turns[0]), 4)},
         "nvme": _turn_figures(runs.nvme.turns[0])
         | {"ttft_ratio": round(ratio_of(runs.nvme.turns[0], runs.cold.turns[1]), 4)},
+        "codecs": {turn.codec: _codec_figures(runs, turn) for turn in runs.by_codec.turns},
         "restart_s": round(runs.restart_s, 3),
         "transport": runs.memory.end.transport,
         "durable_pages": runs.flush.durable_pages,
@@ -128,6 +147,17 @@ def _turn_figures(turn: TurnReport) -> dict[str, Any]:
     }
 
 
+def _codec_figures(runs: Runs, turn: TurnReport) -> dict[str, Any]:
+    differing = runs.differing_tokens(turn)
+    return _turn_figures(turn) | {
+        "ttft_ratio": round(ratio_of(turn, runs.cold.turns[0]), 4),
+        "stored_bytes": dict(turn.stored_bytes),
+        "answer_equal": differing == 0,
+        "answer_tokens": len(turn.answer_tokens),
+        "differing_tokens": differing,
+    }
+
+
 def _tier_figures(tier: TierStatistics) -> dict[str, int]:
     return {
         "page_count": tier.page_count,
@@ -139,7 +169,9 @@ def _tier_figures(tier: TierStatistics) -> dict[str, int]:
 
 def _failed(runs: Runs) -> Counter[str]:
     statuses = _statuses(
-        counts for turn in runs.with_octavo for counts in (turn.get_statuses, turn.put_statuses)
+        counts
+        for turn in (*runs.with_octavo, *runs.by_codec.turns)
+        for counts in (turn.get_statuses, turn.put_statuses)
     )
     return Counter(
         {status: count for status, count in statuses.items() if status not in GOOD_STATUSES}

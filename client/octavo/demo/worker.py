@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.client import Client
@@ -22,14 +23,19 @@ from octavo.demo.checkpoint import MODEL_ID, read_revision
 from octavo.demo.inference import Checkpoint, Decoder, open_checkpoint
 from octavo.demo.messages import TurnReport, WorkerEnd, WorkerTask, from_line, to_line
 from octavo.demo.page_memory import Loaded, PageMemory
-from octavo.sinks import RAW_VARIANT
 from octavo.transformers import kv_layout
+from octavo_proto.layout import Layout
+
+NAMESPACE = "default"
+"""Where the story's own pages are."""
 
 
 class Worker:
     """A chat that goes on from a task's history."""
 
-    def __init__(self, task: WorkerTask, opened: Checkpoint, memory: PageMemory | None) -> None:
+    def __init__(
+        self, task: WorkerTask, opened: Checkpoint, memory: PageMemory | None = None
+    ) -> None:
         self._task = task
         self._memory = memory
         self._format = ChatFormat(opened.tokenizer)
@@ -41,13 +47,17 @@ class Worker:
         """Tokens whose KV the worker has."""
         return self._decoder.held_tokens
 
-    def answer(self, question: str) -> TurnReport:
-        """Answers one question, and appends both to the history."""
-        prompt = self.history + (
+    def prompt(self, question: str) -> list[int]:
+        """Tokens of the conversation with that question, up to where its answer starts."""
+        return self.history + (
             self._format.turn(question)
             if self.history
             else self._format.opening(story.SYSTEM, story.first_question(question))
         )
+
+    def answer(self, question: str) -> TurnReport:
+        """Answers one question, and appends both to the history."""
+        prompt = self.prompt(question)
         decoder, memory = self._decoder, self._memory
         if self._task.forget_each_turn:
             decoder.forget()
@@ -105,19 +115,66 @@ def run(task: WorkerTask, report: Callable[[TurnReport], None]) -> WorkerEnd:
                 weights_revision=read_revision(folder),
                 page_tokens=story.PAGE_TOKENS,
             )
+            namespaces = (NAMESPACE, *map(codec_namespace, task.codecs))
             client = stack.enter_context(
-                Client(task.address, layouts=[layout], variants=(RAW_VARIANT,))
+                Client(task.address, layouts=[layout], namespaces=namespaces)
             )
             client.connect()
+            if task.codecs:
+                answer_by_codec(task, opened, client, layout, report)
+                return _end(client)
             memory = PageMemory(client, layout)
         worker = Worker(task, opened, memory)
         for question in task.questions:
             report(worker.answer(question))
-        return WorkerEnd(
-            history=tuple(worker.history),
-            held_tokens=worker.held_tokens,
-            transport="" if client is None else str(client.transport_name),
-        )
+        return _end(client, worker)
+
+
+def answer_by_codec(
+    task: WorkerTask,
+    opened: Checkpoint,
+    client: Client,
+    layout: Layout,
+    report: Callable[[TurnReport], None],
+) -> None:
+    """Reports the task's one question once for each of its codecs.
+
+    The conversation's KV comes from the node once. Then, codec by codec, the prompt's pages go
+    into a namespace of that profile and become durable; then a worker that holds nothing
+    answers from what the node gives back.
+    """
+    (question,) = task.questions
+    prompt = Worker(task, opened).prompt(question)
+    known = Decoder(opened.model)
+    PageMemory(client, layout).load(prompt, known.cache)
+    known.prefill(prompt)
+    for codec in task.codecs:
+        place = {"namespace": codec_namespace(codec), "profile": codec}
+        client.flush()  # the last answer's pages are on their way still
+        before = _bytes_by_tier(client)
+        saved = PageMemory(client, layout, **place).save(prompt, known.cache)
+        client.flush()
+        stored = {tier: held - before[tier] for tier, held in _bytes_by_tier(client).items()}
+        turn = Worker(task, opened, PageMemory(client, layout, **place)).answer(question)
+        put = Counter(saved) + Counter(turn.put_statuses)
+        report(replace(turn, codec=codec, stored_bytes=stored, put_statuses=dict(put)))
+
+
+def codec_namespace(codec: str) -> str:
+    """The namespace in which the demo keeps pages that ``codec`` packed."""
+    return f"demo-{codec}"
+
+
+def _bytes_by_tier(client: Client) -> dict[str, int]:
+    return {tier.tier: tier.page_bytes for tier in client.statistics().tiers}
+
+
+def _end(client: Client | None, worker: Worker | None = None) -> WorkerEnd:
+    return WorkerEnd(
+        history=() if worker is None else tuple(worker.history),
+        held_tokens=0 if worker is None else worker.held_tokens,
+        transport="" if client is None else str(client.transport_name),
+    )
 
 
 def main() -> None:
