@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.codec.elements import E4M3, Elements, Unsigned
 from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES, SHIFT_UNIT
-from octavo.codec.rows import Parameters, Rows
+from octavo.codec.rows import Line, Parameters, Rows
 
 _SEARCH_ROUNDS: Final = 24
 """Scales tried for a row; more than six were never seen. The first is exact but for the rounding
@@ -63,10 +63,9 @@ class FloatChannels(Rows):
         codes = self.elements.encode(torch.where(in_cell, inner, numbers))
         return codes.mul_(parameters[0] != NOT_FINITE)
 
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
+    def line(self, parameters: Parameters) -> Line:
         step, shift = self._numbers(parameters)
-        self.elements.decode(codes, out)
-        out.mul_(step.mul_(self.elements.unit)).add_(shift)
+        return Line(step.mul_(self.elements.unit), shift)
 
     def _numbers(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
         """S and m."""
@@ -139,10 +138,9 @@ class IntegerChannels(Rows):
         codes = self.elements.encode((values / step).round_().sub_(number))
         return codes.mul_(parameters[0] != NOT_FINITE)
 
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
+    def line(self, parameters: Parameters) -> Line:
         step, number = self._numbers(parameters)
-        self.elements.decode(codes, out)
-        out.add_(number).mul_(step)
+        return Line(step, number.mul_(step))
 
     def _numbers(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
         """S and c."""

@@ -18,7 +18,7 @@ from octavo.codec.channels import FloatChannels, IntegerChannels
 from octavo.codec.elements import E4M3, E5M2
 from octavo.codec.rows import AffineRows, Rows, ScaledRows
 from octavo.codec.sections import Sections
-from octavo.codec.settle import finish, settled
+from octavo.codec.settle import clamped, settled
 from octavo_proto.layout import KvKind, Layout
 
 if TYPE_CHECKING:
@@ -129,6 +129,9 @@ def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
 
 
 def _unpack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
+    line = side.rows.line(side.parameters)
+    _n, a, b = side.row_shape
+    of_rows = (-1, 1, b) if side.rows.dim == 1 else (-1, a, 1)
     scratch = torch.empty(0, dtype=torch.float32, device=side.values.device)
     for pages, layers in side.pieces(UNPACK_ELEMENTS):
         target = side.values[pages, layers]
@@ -137,17 +140,9 @@ def _unpack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
             packed = unpack_bits(packed.flatten(0, 2), codec.bits)
         if scratch.numel() != target.numel():
             scratch = scratch.new_empty(target.numel())
-        rows = scratch.view(-1, *side.row_shape[1:])
-        parameters = tuple(
-            whole[pages, layers].reshape(-1, *_parameter_shape(side)) for whole in side.parameters
-        )
-        side.rows.dequantise(packed, parameters, rows)
-        target.copy_(finish(rows, dtype).view(target.shape))
-
-
-def _parameter_shape(side: _Side) -> tuple[int, int]:
-    _n, a, b = side.row_shape
-    return (1, b) if side.rows.dim == 1 else (a, 1)
+        values = scratch.view(-1, a, b)
+        side.rows.dequantise(packed, line.part(pages, layers).reshape(*of_rows), values)
+        target.copy_(clamped(values, dtype).view(target.shape))
 
 
 def _sides(

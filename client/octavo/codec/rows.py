@@ -11,6 +11,7 @@ NaN from end to end: what is not a number may not turn into one, and it stays in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,6 +20,27 @@ from torch import Tensor
 from octavo.codec.elements import FP8_LARGEST, Elements, Unsigned
 
 Parameters = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """value = scale * number + shift, in float32; no shift is 0.
+
+    Numbers have at most 8 significant bits and scales that go with a shift 11, so the product is
+    exact and the value is rounded once, whether an implementation fuses the two or not.
+    """
+
+    scale: Tensor
+    shift: Tensor | None
+
+    def part(self, *index: slice) -> Line:
+        """A part of both."""
+        return Line(self.scale[index], None if self.shift is None else self.shift[index])
+
+    def reshape(self, *shape: int) -> Line:
+        """Both in another shape."""
+        shift = None if self.shift is None else self.shift.reshape(shape)
+        return Line(self.scale.reshape(shape), shift)
 
 
 class Rows(ABC):
@@ -38,8 +60,16 @@ class Rows(ABC):
         """uint8 codes of float32 rows."""
 
     @abstractmethod
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
-        """Writes the float32 values of codes into ``out``."""
+    def line(self, parameters: Parameters) -> Line:
+        """What takes numbers of codes to values."""
+
+    def dequantise(self, codes: Tensor, line: Line, out: Tensor) -> None:
+        """Writes the float32 values of codes into ``out``, which is contiguous ``[n, a, b]``."""
+        self.elements.decode(codes, out)
+        if line.shift is None:
+            out.mul_(line.scale)
+        else:
+            torch.addcmul(line.shift, out, line.scale, out=out)
 
 
 class ScaledRows(Rows):
@@ -63,9 +93,8 @@ class ScaledRows(Rows):
         scale = parameters[0].float()
         return _or_zero(self.elements.encode(values / _divisor(scale)), scale)
 
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
-        self.elements.decode(codes, out)
-        out.mul_(parameters[0].float() * self.elements.unit)
+    def line(self, parameters: Parameters) -> Line:
+        return Line(parameters[0].float() * self.elements.unit, None)
 
 
 class AffineRows(Rows):
@@ -98,10 +127,9 @@ class AffineRows(Rows):
         scale, zero = (parameter.float() for parameter in parameters)
         return _or_zero(self.elements.encode((values - zero).div_(_divisor(scale))), scale)
 
-    def dequantise(self, codes: Tensor, parameters: Parameters, out: Tensor) -> None:
-        scale, zero = (parameter.float() for parameter in parameters)
-        self.elements.decode(codes, out)
-        out.mul_(scale).add_(zero)
+    def line(self, parameters: Parameters) -> Line:
+        scale, zero = parameters
+        return Line(scale.float(), zero.float())
 
 
 def _or_nan(scale: Tensor) -> Tensor:

@@ -36,11 +36,12 @@ _State = tuple[Tensor, ...]
 """Codes, then the parameters."""
 
 
-def finish(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values (changed by the call) as ``dtype``. What rounding has carried beyond its
-    largest number becomes that number; NaN stays. bfloat16 reaches as far as float32."""
+def clamped(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values, changed by the call, to be converted to ``dtype``. What rounding has
+    carried beyond its largest number becomes that number; NaN stays. bfloat16 needs none of
+    this: it reaches as far as float32."""
     largest = _LARGEST.get(dtype)
-    return (values if largest is None else values.clamp_(-largest, largest)).to(dtype)
+    return values if largest is None else values.clamp_(-largest, largest)
 
 
 def settled(rows: Rows, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Parameters]:
@@ -108,8 +109,8 @@ class _Maps:
 
     def unpack(self, state: _State) -> Tensor:
         values = torch.empty(state[0].shape, dtype=torch.float32, device=state[0].device)
-        self.rows.dequantise(state[0], state[1:], values)
-        return finish(values, self.dtype).float()
+        self.rows.dequantise(state[0], self.rows.line(state[1:]), values)
+        return clamped(values, self.dtype).to(self.dtype).float()
 
     def again(self, state: _State) -> _State:
         """T."""
