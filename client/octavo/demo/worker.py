@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from octavo.client import Client
+from octavo.client import TIMEOUT_S, Client
 from octavo.demo import story
 from octavo.demo.chat import ChatFormat
 from octavo.demo.checkpoint import MODEL_ID, read_revision
@@ -26,8 +27,11 @@ from octavo.demo.page_memory import Loaded, PageMemory
 from octavo.transformers import kv_layout
 from octavo_proto.layout import Layout
 
-NAMESPACE = "default"
+NAMESPACE: Final = "default"
 """Where the story's own pages are."""
+
+PACKED_TIMEOUT_S: Final = 30.0
+"""A put whose source packs a prompt page by page: 130 pages of 20 ms, on busy cores thrice that."""
 
 
 class Worker:
@@ -117,7 +121,12 @@ def run(task: WorkerTask, report: Callable[[TurnReport], None]) -> WorkerEnd:
             )
             namespaces = (NAMESPACE, *map(codec_namespace, task.codecs))
             client = stack.enter_context(
-                Client(task.address, layouts=[layout], namespaces=namespaces)
+                Client(
+                    task.address,
+                    layouts=[layout],
+                    namespaces=namespaces,
+                    timeout_s=PACKED_TIMEOUT_S if task.codecs else TIMEOUT_S,
+                )
             )
             client.connect()
             if task.codecs:
