@@ -62,19 +62,20 @@ def test_a_put_during_a_quarantine_does_not_meet_the_old_units(tmp_path: Path) -
         await world.cache.flush(session.namespaces)
         world.evict_all()
         spoil(world, session, 0, unit=0)
-        first = asyncio.ensure_future(world.get(session, chain, units=[0]))
-        gate.shut("preadv")
+        gate.shut("preadv", count=1)
         second = asyncio.ensure_future(world.get(session, chain, units=[1]))
-        await eventually(lambda: gate.waiting == 2)
-        # Let unit 0 arrive before unit 1: each read waits for its own turn.
-        gate.open()
-        assert (await first).statuses == [CORRUPT]
-        await second
+        await eventually(lambda: gate.waiting == 1)
+        assert (await world.get(session, chain, units=[0])).statuses == [CORRUPT]
         reservation, statuses = world.reserve(session, chain)
         assert reservation is not None
         assert len(statuses[0]) == 2
         await world.commit(reservation, [(0, unit, body(0, unit, 4096, 2)) for unit in (0, 1)])
         world.cache.reservations.end(reservation)
+        gate.open()
+        old = await second
+        assert old.units in ({}, {(0, 1): body(0, 1, 4096)})
+        await world.settled()
+        check_invariants(world.cache)
         got = await world.get(session, chain)
         assert got.units == {(0, unit): body(0, unit, 4096, 2) for unit in (0, 1)}
 
