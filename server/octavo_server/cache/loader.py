@@ -27,7 +27,7 @@ LOADS_MAX: Final = 128
 """Units being read at a time. A few times the depth of the device's queue, so that it never
 runs dry; what waits behind it holds no memory yet."""
 
-WORK_OFF_INTERVAL_S: Final = 0.001
+WORK_OFF_INTERVAL_S: Final = 0.002
 """Completions are worked off at most this often. Each time costs about 0.2 ms whatever the
 number, and a fast device completes a unit every 0.1 ms; a single load never waits for it."""
 
