@@ -40,8 +40,14 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def unpack(self, data: Tensor, layout: Layout, unit: int) -> Tensor:
-        """The unit tensor of packed bytes, of the layout's dtype; may share their memory."""
+    def unpack(
+        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
+    ) -> Tensor:
+        """The unit tensor of packed bytes, of the layout's dtype.
+
+        Written to ``out`` if that is given, of the result's shape and dtype: the memory of a
+        large new tensor costs as much as unpacking into it. Else it may share ``data``'s memory.
+        """
 
 
 def unit_shape(layout: Layout, unit: int) -> tuple[int, ...]:

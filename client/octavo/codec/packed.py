@@ -44,11 +44,15 @@ class PackedCodec(Codec):
 
         return pack(self, self.sections(layout, tuple(units.shape[1:])), units, layout)
 
-    def unpack(self, data: Tensor, layout: Layout, unit: int) -> Tensor:
-        from octavo.codec.packing import unpack
+    def unpack(
+        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
+    ) -> Tensor:
+        from octavo.codec.packing import new_units, unpack
 
         shape = unit_shape(layout, unit)
-        return unpack(self, self.sections(layout, shape), data, layout, shape)
+        units = new_units(data, layout, shape) if out is None else out
+        unpack(self, self.sections(layout, shape), data, layout, units)
+        return units
 
     def sections(self, layout: Layout, shape: tuple[int, ...]) -> Sections:
         """The parts of a packed unit of that shape.

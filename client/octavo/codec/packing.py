@@ -62,7 +62,8 @@ class _Side:
         """Ranges of pages and layers, each small enough."""
         pages, layers = self.values.shape[:2]
         per_layer = self.values[0, 0].numel() if pages and layers else 1
-        layer_step = max(1, min(layers, elements // per_layer))
+        parts = -(-layers // max(1, elements // per_layer)) or 1
+        layer_step = max(1, -(-layers // parts))
         page_step = max(1, elements // (per_layer * layer_step))
         for page in range(0, pages, page_step):
             for layer in range(0, layers, layer_step):
@@ -91,13 +92,16 @@ def pack(codec: PackedCodec, sections: Sections, units: Tensor, layout: Layout) 
     return data
 
 
+def new_units(data: Tensor, layout: Layout, shape: tuple[int, ...]) -> Tensor:
+    """Memory for the units of packed bytes."""
+    return torch.empty((data.shape[0], *shape), dtype=_dtype(layout), device=data.device)
+
+
 def unpack(
-    codec: PackedCodec, sections: Sections, data: Tensor, layout: Layout, shape: tuple[int, ...]
-) -> Tensor:
-    """See ``Codec.unpack``."""
-    dtype = _dtype(layout)
-    whole = torch.empty((data.shape[0], *shape), dtype=dtype, device=data.device)
-    raw, units = codec.raw_tokens, whole
+    codec: PackedCodec, sections: Sections, data: Tensor, layout: Layout, units: Tensor
+) -> None:
+    """See ``Codec.unpack``; writes to ``units``."""
+    dtype, raw = _dtype(layout), codec.raw_tokens
     tokens_dim = 2 if layout.kind is KvKind.MLA else 3
     if raw:
         first = units.narrow(tokens_dim, 0, raw)
@@ -112,7 +116,6 @@ def unpack(
         rope = parameters["rope"]
         as_stored = torch.bfloat16 if dtype == torch.float32 else dtype
         units[..., layout.head_dim :].copy_(rope.view(as_stored))
-    return whole
 
 
 def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from octavo.codec.base import Codec, unit_shape
@@ -28,10 +29,14 @@ class RawCodec(Codec):
     def pack(self, units: Tensor, layout: Layout) -> Tensor:
         import torch
 
-        return units.contiguous().view(torch.uint8).reshape(units.shape[0], -1)
+        unit_bytes = prod(units.shape[1:]) * units.element_size()
+        return units.contiguous().view(torch.uint8).reshape(units.shape[0], unit_bytes)
 
-    def unpack(self, data: Tensor, layout: Layout, unit: int) -> Tensor:
+    def unpack(
+        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
+    ) -> Tensor:
         import torch
 
         dtype: torch.dtype = getattr(torch, layout.dtype)
-        return data.view(dtype).reshape(data.shape[0], *unit_shape(layout, unit))
+        units = data.view(dtype).reshape(data.shape[0], *unit_shape(layout, unit))
+        return units if out is None else out.copy_(units)
