@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,32 +345,3 @@ def test_a_session_reserves_so_often_and_no_more() -> None:
         assert world.cache.table.row_count == 0
 
     in_memory(test, limits=CacheLimits(reservations_max=3))
-
-
-def test_inline_fills_become_visible_when_they_are_whole(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        session = await world.session()
-        chain = chain_of(session, range(2))
-        reservation, _ = world.reserve(session, chain, length=5000)
-        assert reservation is not None
-        data = body(0, 0, 5000)
-        fill = world.cache.begin_fill(reservation, 0, 0)
-        assert fill is not None
-        assert world.cache.begin_fill(reservation, 0, 0) is None
-        fill.append(data[:3000])
-        assert world.present(session, chain) == 0
-        fill.append(data[3000:])
-        assert fill.commit() == STORED
-        assert world.present(session, chain) == 1
-        assert (await world.get(session, chain)).units[0, 0] == data
-        second = world.cache.begin_fill(reservation, 1, 0)
-        assert second is not None
-        world.cache.reservations.end(reservation)
-        check_after = world.arena.slots.used_bytes
-        second.append(b"x" * 5000)
-        assert second.commit() == EXPIRED
-        assert world.arena.slots.used_bytes == check_after - 8 * KIB
-        with pytest.raises(RequestError, match="the reserved chain has 2 pages"):
-            world.cache.begin_fill(reservation, 2, 0)
-
-    in_memory(test)

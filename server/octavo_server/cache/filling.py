@@ -150,16 +150,23 @@ class InlineFill:
         place = int(cache.table.units.memory_offset[unit_row])
         self._view = cache.memory.arena.view(place, self.length)
         self.filled = 0
+        self._over = False
+        # A client that stalls in the middle of a unit keeps its place no longer than its
+        # reservation lasts.
+        reservation.abandon_fills.add(self.abandon)
 
     def append(self, data: bytes) -> None:
         """The next piece. The caller has checked that it fits."""
-        self._view[self.filled : self.filled + len(data)] = data
+        if not self._over:
+            self._view[self.filled : self.filled + len(data)] = data
         self.filled += len(data)
 
     def commit(self) -> int:
         """Makes the unit visible; its status."""
+        if self._over:
+            return EXPIRED
         digest = np.array([unit_digest(self._view, self._seed)], dtype=np.uint64)
-        self._view.release()
+        self._end()
         complete, stored = self._cache.reservations.end_copy(
             self._reservation, self._positions, self._units, digest
         )
@@ -167,9 +174,16 @@ class InlineFill:
         return STORED if stored[0] else EXPIRED
 
     def abandon(self) -> None:
-        """Gives the unit up."""
-        self._view.release()
+        """Gives the unit up, and its place with it."""
+        if self._over:
+            return
+        self._end()
         self._cache.reservations.abandon_copy(self._reservation, self._positions, self._units)
+
+    def _end(self) -> None:
+        self._over = True
+        self._reservation.abandon_fills.discard(self.abandon)
+        self._view.release()
 
 
 def begin(

@@ -8,7 +8,8 @@ filled, except for what is being copied at that moment, which follows when the c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -47,6 +48,8 @@ class Reservation:
     """Nothing more can be filled."""
     revoked: bool = False
     """What is being copied is not wanted any more either."""
+    abandon_fills: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
+    """Gives up a unit that a client sends piece by piece. Unlike a copy, it may never end."""
 
 
 class Reservations:
@@ -103,7 +106,7 @@ class Reservations:
         np.bitwise_or.at(self._table.reserved_mask, rows[reserved], masks[reserved])
         self._next_id += 1
         reservation_id = self._next_id
-        deadline = self._deadlines.after(duration_s, lambda: self._expire(reservation_id))
+        deadline = self._deadlines.after(duration_s, lambda: self._expire(reservation))
         reservation = Reservation(
             reservation_id=reservation_id,
             session=session,
@@ -206,6 +209,7 @@ class Reservations:
         copied at this moment won't be stored."""
         reservation.revoked = True
         self.finish(reservation)
+        self._abandon_fills(reservation)
 
     def finish(self, reservation: Reservation) -> None:
         """Ends it because nothing more will come: gives back what was not filled. What is being
@@ -214,7 +218,8 @@ class Reservations:
             return
         table = self._table
         reservation.ended = True
-        reservation.deadline.cancel()
+        if not reservation.abandon_fills:  # else it still bounds the time that these may take
+            reservation.deadline.cancel()
         del self._reservations[reservation.reservation_id]
         reservation.session.reservations.discard(reservation.reservation_id)
         self.reserved_bytes -= reservation.reserved_bytes
@@ -240,8 +245,11 @@ class Reservations:
             reservation.reserved_bytes -= filled
             self.reserved_bytes -= filled
 
-    def _expire(self, reservation_id: int) -> None:
-        reservation = self._reservations.get(reservation_id)
-        if reservation is not None:
+    def _expire(self, reservation: Reservation) -> None:
+        if not reservation.ended:
             self._counters.add("reservations_expired")
-            self.end(reservation)
+        self.end(reservation)
+
+    def _abandon_fills(self, reservation: Reservation) -> None:
+        for abandon in tuple(reservation.abandon_fills):
+            abandon()
