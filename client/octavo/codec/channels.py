@@ -227,5 +227,5 @@ def _offset_code(wanted: Tensor) -> Tensor:
     bits = magnitude.view(torch.int32)
     upper = bits.add(1 << 19).bitwise_right_shift_(20).sub_(((127 + 4) << 3) - 16)
     small = magnitude.clamp(max=16.0).round_().to(torch.int32)
-    code = torch.where(magnitude < 16, small, upper.clamp_(max=127))
+    code = torch.where(magnitude < 16, small, upper.clamp_(0, 127))
     return torch.where((wanted < 0) & (code > 0), code + 128, code)

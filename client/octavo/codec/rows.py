@@ -86,7 +86,7 @@ class ScaledRows(Rows):
     def measure(self, values: Tensor) -> Parameters:
         largest = torch.maximum(
             values.amax(self.dim, keepdim=True), -values.amin(self.dim, keepdim=True)
-        )
+        ).abs_()  # of the two zeros, one
         return (_or_nan((largest / FP8_LARGEST).to(self._scale_dtype)),)
 
     def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
@@ -116,7 +116,7 @@ class AffineRows(Rows):
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
         zero = _half_below(lowest)
-        scale = ((highest - zero.float()) / self._largest).to(torch.float16)
+        scale = ((highest - zero.float()).abs_() / self._largest).to(torch.float16)
         unfit = ~(torch.isfinite(zero) & torch.isfinite(scale))
         return (
             scale.masked_fill(unfit, torch.nan),

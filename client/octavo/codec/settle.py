@@ -24,11 +24,11 @@ from octavo.codec.rows import Parameters, Rows
 TRIALS: Final = 3
 """Parameters tried in step 2. A fourth settles hardly any more rows."""
 
-ROUNDS_MAX: Final = 8
+ROUNDS_MAX: Final = 12
 """Rounds of T after which a row must stand still or be on a circle. Three are usual."""
 
-CIRCLE_MAX: Final = 4
-"""Longest circle that is recognised. None longer than two was seen."""
+CIRCLE_MAX: Final = 8
+"""Longest circle that is recognised."""
 
 _LARGEST: Final = {torch.float16: 65504.0, torch.float32: torch.finfo(torch.float32).max}
 
@@ -54,7 +54,7 @@ def settled(rows: Rows, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Par
         given = maps.take(values, chosen)
         found = _settle(maps, given, tuple(maps.take(part, chosen) for part in state))
         for whole, part in zip(state, found, strict=True):
-            maps.rows_last(whole)[chosen] = maps.rows_last(part)[:, 0]
+            maps.rows_last(whole)[chosen] = maps.rows_last(part)[0]
     return state[0], state[1:]
 
 
@@ -137,8 +137,8 @@ class _Maps:
         return tuple(torch.where(keep, a, b) for a, b in zip(one, other, strict=True))
 
     def take(self, part: Tensor, chosen: tuple[Tensor, ...]) -> Tensor:
-        """The chosen rows alone, one to an entry of the leading dimension."""
-        return self.rows_last(self.rows_last(part)[chosen].unsqueeze(1))
+        """The chosen rows alone, side by side as in a single group."""
+        return self.rows_last(self.rows_last(part)[chosen].unsqueeze(0)).contiguous()
 
     def rows_last(self, part: Tensor) -> Tensor:
         """The view with a row's elements in the last dimension, and back again."""
