@@ -63,6 +63,32 @@ def nvme(
 
 
 @app.command()
+def codec(
+    pairs: Annotated[
+        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
+    ] = 15,
+    as_json: Json = False,
+) -> None:
+    """Bytes, speed on one thread and error of every codec, beside torch's own FP8 cast.
+
+    Examples:
+
+      octavo bench codec
+
+      octavo bench codec --json | tail -n 1 | jq .codecs.int8.bias
+    """
+    figures = dict(measure("codec", pairs=pairs))
+    if as_json:
+        show_figures("bench codec", figures, as_json=True)
+        return
+    with need_extra("cli"):
+        from octavo.cli.codec_table import show_codecs
+    codecs = figures.pop("codecs")
+    show_figures("bench codec", figures, as_json=False)
+    show_codecs(codecs)
+
+
+@app.command()
 def start(as_json: Json = False) -> None:
     """Time from exec to SERVING, and the memory of an empty node.
 
