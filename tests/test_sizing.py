@@ -11,6 +11,7 @@ from octavo_server.sizing import (
     SLAB_BYTES_MIN,
     SLABS_WANTED,
     arena_shape,
+    nvme_slab_bytes,
 )
 from octavo_server.store.slabs import SLOT_ALIGN_BYTES
 
@@ -48,3 +49,9 @@ def test_what_the_settings_name_is_kept() -> None:
     assert shape.segment_bytes % shape.slab_bytes == 0
     assert shape.segment_bytes >= 32 * MIB
     assert shape.memory_bytes >= 100 * MIB
+
+
+def test_an_nvme_store_takes_every_unit_that_memory_takes() -> None:
+    assert nvme_slab_bytes(100 * GIB, MIB) == SLAB_BYTES_MAX
+    assert nvme_slab_bytes(2 * GIB, 4 * MIB) == 32 * MIB
+    assert nvme_slab_bytes(256 * MIB, 64 * MIB) == 64 * MIB

@@ -35,7 +35,7 @@ from octavo_server.rpc.cache_service import CacheService, NodeFacts
 from octavo_server.rpc.decoding import checked_server
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.settings import Settings
-from octavo_server.sizing import ArenaShape, arena_shape
+from octavo_server.sizing import ArenaShape, arena_shape, nvme_slab_bytes
 from octavo_server.store.arena import Arena
 from octavo_server.store.io_pool import IoPool
 from octavo_server.store.nvme.config import NvmeConfig, StoreError
@@ -162,7 +162,7 @@ async def _open_store(settings: Settings, shape: ArenaShape, io: IoPool) -> Nvme
         NvmeConfig(
             directory=settings.nvme_dir,
             capacity_bytes=settings.nvme_bytes,
-            slab_bytes=shape.slab_bytes,
+            slab_bytes=nvme_slab_bytes(settings.nvme_bytes, shape.slab_bytes),
             free_space_guard_bytes=settings.nvme_free_space_guard_bytes,
         ),
         io,

@@ -42,5 +42,11 @@ def arena_shape(
     return ArenaShape(_whole(memory_bytes, segment_bytes), segment_bytes, slab_bytes)
 
 
+def nvme_slab_bytes(nvme_bytes: int, arena_slab_bytes: int) -> int:
+    """Bytes of a slab of a new NVMe store: whatever fits the arena has to fit it too."""
+    wanted = min(max(nvme_bytes // SLABS_WANTED, SLAB_BYTES_MIN), SLAB_BYTES_MAX)
+    return max(1 << (wanted.bit_length() - 1), arena_slab_bytes)
+
+
 def _whole(size_bytes: int, unit_bytes: int) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes

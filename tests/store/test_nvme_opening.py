@@ -60,7 +60,7 @@ def _make_nameless(directory: Path) -> None:
         (_make_file, "can't be used"),
         (_make_unreadable, "store.json is damaged"),
         (_make_newer, "format 2"),
-        (_make_nameless, "no store id"),
+        (_make_nameless, "no store id and slabs"),
     ],
 )
 def test_a_directory_that_is_no_store_is_refused_in_words(

@@ -147,14 +147,17 @@ def test_a_smaller_capacity_drops_what_lies_beyond_it_for_good(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("slab_bytes", [SLAB_BYTES // 2, SLAB_BYTES // 64, 3 * SLAB_BYTES])
-def test_other_slabs_keep_what_fits_them(tmp_path: Path, slab_bytes: int) -> None:
+def test_a_store_keeps_the_slabs_it_was_made_with(tmp_path: Path, slab_bytes: int) -> None:
+    """The slabs follow from settings that change, and its units lie where they lie."""
+
     async def run() -> None:
         async with opened(tmp_path / "nvme") as bench:
             await bench.put(range(100), 5000)
             await bench.put(range(200, 220), 60_000)
         async with opened(tmp_path / "nvme", slab_bytes=slab_bytes) as bench:
             kept = bench.store.take_recovered()
-            assert len(kept) > 0
+            assert len(kept) == 120
+            assert bench.store.slots.slab_bytes == SLAB_BYTES
             padded = -(-kept["length"].astype(np.int64) // BODY_ALIGN_BYTES) * BODY_ALIGN_BYTES
             assert bench.store.used_bytes == padded.sum()
             assert await bench.get(kept) == [OK] * len(kept)

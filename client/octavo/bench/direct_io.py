@@ -34,25 +34,28 @@ class DirectFile:
             self._pool.shutdown()
         os.close(self._fd)
 
-    def write_all(self, data: NDArray[Any], depth: int) -> None:
-        """Writes all pieces, ``depth`` at a time, and syncs. ``data`` only says what was meant:
-        the file takes its own aligned buffer, filled on first use."""
-        if not self._view[0] and not self._view[-1]:
-            np.frombuffer(self._buffer, dtype=np.uint8)[:] = data.ravel()
-        self._each(lambda piece: os.pwritev(self._fd, [piece[1]], piece[0]), depth)
+    def fill(self, data: NDArray[Any]) -> None:
+        """What ``write_all`` writes: ``data`` over and over."""
+        content = np.frombuffer(self._buffer, dtype=np.uint8)
+        content[:] = np.resize(data.ravel(), len(content))
+
+    def write_all(self, depth: int) -> None:
+        """Writes all pieces, ``depth`` at a time, and syncs."""
+        self._each(lambda piece: os.pwritev(self._fd, [piece[1]], piece[0]), self._count, depth)
         os.fdatasync(self._fd)
 
-    def read_all(self, depth: int) -> None:
-        """Reads all pieces, ``depth`` at a time."""
-        self._each(lambda piece: os.preadv(self._fd, [piece[1]], piece[0]), depth)
+    def read_some(self, count: int, depth: int) -> None:
+        """Reads the first ``count`` pieces, ``depth`` at a time."""
+        self._each(lambda piece: os.preadv(self._fd, [piece[1]], piece[0]), count, depth)
 
-    def _each(self, transfer: Callable[[tuple[int, memoryview]], int], depth: int) -> None:
+    def _each(
+        self, transfer: Callable[[tuple[int, memoryview]], int], count: int, depth: int
+    ) -> None:
         if self._pool is None or self._pool_depth != depth:
             self._pool, self._pool_depth = ThreadPoolExecutor(depth), depth
         size = self._piece_bytes
         pieces = [
-            (index * size, self._view[index * size : (index + 1) * size])
-            for index in range(self._count)
+            (index * size, self._view[index * size : (index + 1) * size]) for index in range(count)
         ]
         moved = list(self._pool.map(transfer, pieces))
         if any(count != size for count in moved):

@@ -1,11 +1,13 @@
 """``octavo bench nvme``: the NVMe tier beside plain O_DIRECT I/O, and a restart with much in it.
 
-Four chains of 640 units of 320 KiB lie on NVMe, and memory has room for two: getting them in
-turn reads each from the device and evicts the one that was used longest ago. The plain I/O
-moves the same bytes in pieces of the same size, with as many threads as the node uses, through
-O_DIRECT; both sides overwrite blocks that exist, and writes count when they were synced. All is
-taken alternately, and ratios are medians over the rounds. Got bytes are compared with what was
-put.
+The plain I/O moves pieces of the same size as units, with as many threads as the node uses,
+through O_DIRECT, and syncs. Both sides overwrite blocks that exist. All is taken alternately,
+and ratios are medians over the rounds.
+
+Writes: four chains of 640 units of 320 KiB are put one after the other and flushed, beside as
+many pieces written plainly; the time is from the first put until all of it is durable.
+Reads: the node is restarted with memory for two of the chains, so that getting them in turn
+reads each from the device. Got bytes are compared with what was put.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from octavo.bench.direct_io import DirectFile
 from octavo.bench.local import LAYOUT, TOTAL_BYTES, UNIT_BYTES, UNITS, BenchmarkError
 from octavo.bench.measuring import median, progress, seconds
 from octavo.bench.recovery import recover_seconds
-from octavo.chain import Chain
 from octavo.client import Client
 from octavo.local_node import LocalNode
 from octavo.sinks import BufferSink, BufferSource
@@ -53,20 +54,33 @@ def run(*, directory: Path | None = None, rounds: int = 9) -> Mapping[str, objec
 
 
 def _transfers(place: Path, rounds: int) -> dict[str, float]:
-    node_of_two_chains = LocalNode(
-        memory_bytes=2 * TOTAL_BYTES + (48 << 20),
-        staging_ring_bytes="256MiB",
-        nvme_dir=place / "nvme",
-        nvme_bytes="2GiB",
-    )
-    plain = DirectFile(place / "plain.dat", UNIT_BYTES, UNITS)
-    with plain, node_of_two_chains as node:
-        node.start()
-        with Client(node.address, layouts=[LAYOUT], transport="shm", timeout_s=TIMEOUT_S) as client:
-            device = _Device(client, plain)
-            writes = device.writes(rounds)
-            reads = device.reads(rounds)
+    def node_with(memory_bytes: int) -> LocalNode:
+        return LocalNode(
+            memory_bytes=memory_bytes,
+            staging_ring_bytes="256MiB",
+            nvme_dir=place / "nvme",
+            nvme_bytes="2GiB",
+            state_dir=place / "state",
+        )
+
+    room_for_all, room_for_two = (CHAINS + 2) * TOTAL_BYTES, 2 * TOTAL_BYTES + (48 << 20)
+    with DirectFile(place / "plain.dat", UNIT_BYTES, CHAINS * UNITS) as plain:
+        with node_with(room_for_all) as node:
+            node.start()
+            with _client(node) as client:
+                device = _Device(client, plain)
+                writes = device.writes(rounds)
+            node.stop()
+        with node_with(room_for_two) as node:
+            node.start()
+            with _client(node) as client:
+                device.meet(client)
+                reads = device.reads(rounds)
     return {**writes, **reads}
+
+
+def _client(node: LocalNode) -> Client:
+    return Client(node.address, layouts=[LAYOUT], transport="shm", timeout_s=TIMEOUT_S)
 
 
 class _Device:
@@ -76,46 +90,46 @@ class _Device:
         self._client = client
         self._plain = plain
         random = np.random.default_rng(11)
-        self._sources = [
-            random.integers(0, 256, (UNITS, UNIT_BYTES), dtype=np.uint8) for _ in range(CHAINS)
-        ]
-        self._chains = [self._new_chain(random) for _ in range(CHAINS)]
-        self._target = np.zeros((UNITS, UNIT_BYTES), dtype=np.uint8)
+        self._source = random.integers(0, 256, (UNITS, UNIT_BYTES), dtype=np.uint8)
+        self._target = np.zeros_like(self._source)
         self._random = random
-        for which in range(CHAINS):
-            self._put_and_flush(which)
-        plain.write_all(self._sources[0], WRITE_DEPTH)
+        self._tokens: list[list[int]] = []
+        plain.fill(self._source)
+        plain.write_all(WRITE_DEPTH)
+        self._put_and_flush()  # blocks exist from now on
+
+    def meet(self, client: Client) -> None:
+        """Goes on with the node as another process."""
+        self._client = client
 
     def writes(self, rounds: int) -> dict[str, float]:
-        """Put and flush beside plain writes and a sync."""
+        """Puts and a flush beside plain writes and a sync."""
         ratios: list[float] = []
         ceilings: list[float] = []
-        for turn in progress(range(rounds), "write", rounds):
-            which = turn % CHAINS
-            self._client.delete(self._chains[which])
-            self._chains[which] = self._new_chain(self._random)
-            ceilings.append(seconds(lambda: self._plain.write_all(self._sources[0], WRITE_DEPTH)))
-            ratios.append(ceilings[-1] / self._put_and_flush(which))
+        for _ in progress(range(rounds), "write", rounds):
+            for tokens in self._tokens:
+                self._client.delete(self._client.chain(tokens))
+            ceilings.append(seconds(lambda: self._plain.write_all(WRITE_DEPTH)))
+            ratios.append(ceilings[-1] / self._put_and_flush())
         return {
             "write_ratio": median(ratios),
-            "write_ceiling_gbps": TOTAL_BYTES / median(ceilings) / 1e9,
+            "write_ceiling_gbps": CHAINS * TOTAL_BYTES / median(ceilings) / 1e9,
         }
 
     def reads(self, rounds: int) -> dict[str, float]:
         """NVMe to arena and NVMe to worker, beside plain reads and the copy alone."""
-        figures: dict[str, list[float]] = {
-            name: [] for name in ("plain", "to_arena", "to_worker", "copy")
-        }
+        names = ("plain", "to_arena", "to_worker", "copy")
+        figures: dict[str, list[float]] = {name: [] for name in names}
         turn = itertools.cycle(range(CHAINS))
         for which in itertools.islice(turn, CHAINS):  # the order of use is the order of turns
             self._get(which, _NoCopy(), from_nvme=False)
         for _ in progress(range(rounds), "read", rounds):
-            figures["plain"].append(seconds(lambda: self._plain.read_all(READ_DEPTH)))
+            figures["plain"].append(seconds(lambda: self._plain.read_some(UNITS, READ_DEPTH)))
             figures["to_arena"].append(self._get(next(turn), _NoCopy()))
             self._target.fill(0)
             which, sink = next(turn), BufferSink(self._target, UNIT_BYTES)
             figures["to_worker"].append(self._get(which, sink))
-            if not np.array_equal(self._target, self._sources[which]):
+            if not np.array_equal(self._target, self._source):
                 raise BenchmarkError("the bytes that came are not those that were put")
             figures["copy"].append(self._get(which, sink, from_nvme=False))
         slower = [max(pair) for pair in zip(figures["to_arena"], figures["copy"], strict=True)]
@@ -126,22 +140,28 @@ class _Device:
             "nvme_to_worker_gbps": TOTAL_BYTES / median(figures["to_worker"]) / 1e9,
         }
 
-    def _new_chain(self, random: np.random.Generator) -> Chain:
-        return self._client.chain(random.integers(0, 2**17, UNITS * LAYOUT.page_tokens).tolist())
-
-    def _put_and_flush(self, which: int) -> float:
+    def _put_and_flush(self) -> float:
+        page_tokens = UNITS * LAYOUT.page_tokens
+        self._tokens = [
+            self._random.integers(0, 2**17, page_tokens).tolist() for _ in range(CHAINS)
+        ]
+        chains = [self._client.chain(tokens) for tokens in self._tokens]
         begin = time.perf_counter()
-        put = self._client.put(self._chains[which], BufferSource(self._sources[which], UNIT_BYTES))
+        for chain in chains:
+            put = self._client.put(chain, BufferSource(self._source, UNIT_BYTES))
+            if put.stored_pages != UNITS:
+                raise BenchmarkError(f"a put ended with {put.counts}")
         flushed = self._client.flush(timeout_s=TIMEOUT_S)
         taken_s = time.perf_counter() - begin
-        if put.stored_pages != UNITS or flushed.volatile_pages:
-            raise BenchmarkError(f"{put.counts}; {flushed.volatile_pages} pages are not durable")
+        if flushed.volatile_pages:
+            raise BenchmarkError(f"{flushed.volatile_pages} pages are not durable")
         return taken_s
 
     def _get(self, which: int, sink: BufferSink | _NoCopy, *, from_nvme: bool = True) -> float:
+        chain = self._client.chain(self._tokens[which])
         before = self._client.statistics().counters["nvme_loaded_units"]
         begin = time.perf_counter()
-        got = self._client.get(self._chains[which], sink, timeout_s=TIMEOUT_S)
+        got = self._client.get(chain, sink, timeout_s=TIMEOUT_S)
         taken_s = time.perf_counter() - begin
         loaded = self._client.statistics().counters["nvme_loaded_units"] - before
         if got.page_count != UNITS:

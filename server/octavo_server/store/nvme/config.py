@@ -24,6 +24,8 @@ class StoreError(Exception):
 class NvmeConfig:
     """``capacity_bytes`` bounds the bodies; the log adds about 200 bytes per unit.
 
+    ``slab_bytes`` is for a store that is made now; one that exists keeps its own.
+
     ``free_space_guard_bytes`` is what the store leaves free on its file system.
     """
 

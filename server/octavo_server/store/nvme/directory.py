@@ -18,7 +18,7 @@ import aiofiles
 from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
 from octavo_server.store.nvme.config import StoreError
-from octavo_server.store.nvme.records import FORMAT_VERSION, FileKind
+from octavo_server.store.nvme.records import BODY_ALIGN_BYTES, FORMAT_VERSION, FileKind
 
 LOCK_NAME: Final = "LOCK"
 IDENTITY_NAME: Final = "store.json"
@@ -98,8 +98,17 @@ def lock_directory(directory: Path) -> int:
     return fd
 
 
-async def identify(directory: Path, io: IoPool, files: FileOps) -> bytes:
-    """The 16-byte id of the store in ``directory``, which gets one if it is empty.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a store is from its making to its end: a 16-byte id, and how its room is cut."""
+
+    store_id: bytes
+    slab_bytes: int
+
+
+async def identify(directory: Path, slab_bytes: int, io: IoPool, files: FileOps) -> Identity:
+    """The identity of the store in ``directory``. An empty directory gets one, with slabs of
+    ``slab_bytes``; a store that exists keeps those it was made with, for its units lie in them.
 
     Raises:
         StoreError: foreign files lie there, or a store of another format.
@@ -114,9 +123,11 @@ async def identify(directory: Path, io: IoPool, files: FileOps) -> bytes:
                 f"of Octavo knows {FORMAT_VERSION}: use the version that made it, or empty it"
             )
         try:
-            return uuid.UUID(identity["store_id"]).bytes
+            return _identity(identity)
         except (KeyError, ValueError, TypeError, AttributeError):
-            raise StoreError(f"{path} names no store id: it was damaged, or isn't ours") from None
+            raise StoreError(
+                f"{path} names no store id and slabs: it was damaged, or isn't ours"
+            ) from None
     if foreign := await io.run(lambda: _foreign_names(directory)):
         shown = ", ".join(foreign[:_FOREIGN_NAMES_SHOWN])
         raise StoreError(
@@ -126,10 +137,18 @@ async def identify(directory: Path, io: IoPool, files: FileOps) -> bytes:
     identity = {
         "format": FORMAT_VERSION,
         "store_id": str(store_id),
+        "slab_bytes": slab_bytes,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     await write_json(path, identity, io, files)
-    return store_id.bytes
+    return Identity(store_id.bytes, slab_bytes)
+
+
+def _identity(stored: dict[str, Any]) -> Identity:
+    slab_bytes = stored["slab_bytes"]
+    if not isinstance(slab_bytes, int) or slab_bytes <= 0 or slab_bytes % BODY_ALIGN_BYTES:
+        raise ValueError("slab_bytes")
+    return Identity(uuid.UUID(stored["store_id"]).bytes, slab_bytes)
 
 
 def _foreign_names(directory: Path) -> list[str]:

@@ -9,7 +9,7 @@ from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
 from octavo_server.store.nvme.bodies import Bodies
 from octavo_server.store.nvme.config import NvmeConfig, StoreError
-from octavo_server.store.nvme.directory import BODIES_NAME, identify, lock_directory
+from octavo_server.store.nvme.directory import BODIES_NAME, IDENTITY_NAME, identify, lock_directory
 from octavo_server.store.nvme.health import SpaceGuard, StoreCounters
 from octavo_server.store.nvme.records import store_seed
 from octavo_server.store.nvme.recovery import Recovery, recover
@@ -38,17 +38,16 @@ async def open_files(config: NvmeConfig, io: IoPool, files: FileOps) -> OpenedFi
         StoreError: the message says why not and what to do. The directory is free again.
     """
     directory = config.directory
-    if config.capacity_bytes < config.slab_bytes:
-        raise StoreError(
-            f"the NVMe capacity is {config.capacity_bytes} bytes, must be at least one slab "
-            f"({config.slab_bytes} bytes)"
-        )
-    slabs = SlabAllocator(config.capacity_bytes, config.slab_bytes)
+    if not (directory / IDENTITY_NAME).exists():  # refused before anything is made
+        _require_a_slab(config.capacity_bytes, config.slab_bytes)
     counters = StoreCounters()
     lock_fd = await io.run(lambda: lock_directory(directory))
     opened_bodies: Bodies | None = None
     try:
-        store_id = await identify(directory, io, files)
+        identity = await identify(directory, config.slab_bytes, io, files)
+        _require_a_slab(config.capacity_bytes, identity.slab_bytes)
+        slabs = SlabAllocator(config.capacity_bytes, identity.slab_bytes)
+        store_id = identity.store_id
         registry = Registry(directory, io, files)
         await registry.load()
         bodies = opened_bodies = await io.run(
@@ -75,3 +74,11 @@ async def open_files(config: NvmeConfig, io: IoPool, files: FileOps) -> OpenedFi
         if isinstance(error, OSError):
             raise StoreError(f"the NVMe directory {directory} can't be used: {error}") from error
         raise
+
+
+def _require_a_slab(capacity_bytes: int, slab_bytes: int) -> None:
+    if capacity_bytes < slab_bytes:
+        raise StoreError(
+            f"the NVMe capacity is {capacity_bytes} bytes, must be at least one slab "
+            f"({slab_bytes} bytes)"
+        )
