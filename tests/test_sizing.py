@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_server.sizing import (
-    SEGMENTS_MAX,
     SLAB_BYTES_MAX,
     SLAB_BYTES_MIN,
     SLABS_WANTED,

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_proto.places import default_socket, user_state_directory
 from octavo_server.addresses import HostPort, parse_address
 from octavo_server.quantities import parse_bytes, parse_seconds
@@ -182,6 +183,11 @@ class Settings(BaseModel):
             )
         if (self.nvme_dir is None) != (self.nvme_bytes is None):
             raise ValueError("nvme_dir and nvme_bytes need each other: set both or neither")
+        if self.segment_bytes is not None and self.memory_bytes > SEGMENTS_MAX * self.segment_bytes:
+            raise ValueError(
+                f"segment_bytes ({self.segment_bytes}): memory_bytes ({self.memory_bytes}) would "
+                f"need more than {SEGMENTS_MAX} segments"
+            )
         for name in ("slab_bytes", "segment_bytes"):
             value = getattr(self, name)
             if value is not None and value > self.memory_bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_server.store.slabs import SLOT_ALIGN_BYTES
 
 SLAB_BYTES_MIN: Final = 256 << 10
@@ -15,7 +16,6 @@ SLABS_WANTED: Final = 64
 """Enough that a few size classes can live side by side."""
 
 SEGMENT_BYTES_WANTED: Final = 1 << 30
-SEGMENTS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

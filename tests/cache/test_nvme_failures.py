@@ -121,6 +121,25 @@ def test_writes_that_fail_leave_pages_in_memory_and_are_counted(tmp_path: Path) 
     on_nvme(tmp_path, test, files=files)
 
 
+def test_pages_are_written_after_all_when_the_device_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo_server.cache.nvme_tier.RETRY_S", 0.05)
+    files = FaultyFiles()
+
+    async def test(world: World) -> None:
+        session = await world.session()
+        files.faults["pwritev"] = always(errno.EIO, BODIES)
+        await world.put(session, chain_of(session, range(4)), range(4))
+        assert (await world.cache.flush(session.namespaces)).durable_pages == 0
+        files.faults.clear()
+        nvme_mask = world.cache.table.nvme_mask
+        await eventually(lambda: int((nvme_mask != 0).sum()) == 4)
+        assert (await world.cache.flush(session.namespaces)).volatile_pages == 0
+
+    on_nvme(tmp_path, test, files=files)
+
+
 def test_pages_that_could_not_be_written_never_fill_memory_for_good(tmp_path: Path) -> None:
     """Heads that are only in memory, with children that are only on NVMe, may be cut off."""
     files = FaultyFiles()

@@ -80,6 +80,7 @@ def test_every_wrong_setting_is_named_with_where_it_came_from() -> None:
         ("memory_bytes", "nan"),
         ("slab_bytes", "5000"),
         ("slab_bytes", "8GiB"),
+        ("segment_bytes", "1MiB"),
         ("lease_s", "0"),
         ("lease_s", "1e9"),
         ("lease_s", "3 weeks"),

@@ -22,11 +22,12 @@ from octavo.memory import view_at
 from octavo.transfer import Transfer
 from octavo.transport.assembly import UNITS_OPEN_MAX, Assembler, Unit
 from octavo.transport.base import GetOrder
-from octavo.transport.broker import HEADER, MAGIC, SEGMENTS_MAX, parse_header
+from octavo.transport.broker import HEADER, MAGIC, parse_header
 from octavo.transport.inline import digest_is_right
 from octavo.transport.mapping import SharedMappings
 from octavo.transport.ring import Ring, RingState, Span, aligned
 from octavo_proto.keys import digest_seed, unit_digest
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_proto.v1 import cache_pb2
 
 LAYOUT = octavo.Layout(name="l", model="m", layers=4, kv_heads=1, head_dim=8, layer_parts=4)

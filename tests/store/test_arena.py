@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from octavo_proto.keys import unit_digest
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_server.store.arena import (
-    SEGMENTS_MAX,
     Arena,
     StagingRing,
     copy_and_digest,

@@ -17,6 +17,7 @@ from typing import Final
 
 from octavo.errors import ConnectError
 from octavo.transport.mapping import SharedMappings
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_proto.v1 import cache_pb2
 
 MAGIC: Final = 0x4F435431
@@ -24,8 +25,6 @@ HEADER: Final = struct.Struct("<IIQQQ")
 """Magic, segment count, bytes of a segment, bytes of the ring, reserved."""
 
 DESCRIPTORS_PER_MESSAGE: Final = 64
-SEGMENTS_MAX: Final = 4096
-"""A terabyte in segments of 256 MiB; also bounds what a broken broker can make us open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,14 @@ T = TypeVar("T")
 
 _BATCH_UNITS: Final = 32
 _BATCHES_MAX: Final = 4
-_STALE_MAX: Final = 4096
 """Units a write batch, and batches at a time: enough to keep a device's queue full while the
 log is appended to; more would only pin more memory."""
+
+_STALE_MAX: Final = 4096
+"""Queued rows beyond twice the pages there are, from which stale ones are taken out."""
+
+RETRY_S: Final = 10.0
+"""How long after a failed write the page is queued again, if the store takes writes by then."""
 
 
 class NvmeTier:
@@ -67,6 +72,7 @@ class NvmeTier:
         self._queued_total = 0  # rows ever queued; with the next one a moment of the queue
         self._settled_total = 0  # rows that left the queue, whatever became of them
         self._in_flight = 0
+        self._left_behind = False  # a page in memory was not written, for whatever reason
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -93,12 +99,25 @@ class NvmeTier:
     async def run(self) -> None:
         """Writes what is queued until cancelled. Its end is a fault of the node."""
         while True:
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(RETRY_S if self._left_behind else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._queue_what_was_left_behind()
             self._wake.clear()
             while self._queue and self._in_flight < _BATCHES_MAX:
                 rows, taken = self._next_batch()
                 self._in_flight += 1
                 self._writes[self._start(self._write(rows, taken))] = rows
+
+    def _queue_what_was_left_behind(self) -> None:
+        """Pages whose write failed and that are still in memory get another try."""
+        if self.store.room is not Room.AVAILABLE:
+            return
+        self._left_behind = False
+        table = self._table
+        rows = table.live_rows()
+        self.enqueue(rows[table.memory_mask[rows] == table.full_mask[rows]])
 
     async def settle(self) -> None:
         """Waits until everything queued before this call was written or given up."""
@@ -239,6 +258,7 @@ class NvmeTier:
                 await self._forget(logged)
         self._counters.add("nvme_written_pages", int((~failed).sum()))
         self._counters.add("nvme_write_failed_pages", int(failed.sum()))
+        self._left_behind |= bool(failed.any())
 
     async def _place(self, lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
         """A slot for each unit, evicting others as needed; NOWHERE where there is no room."""

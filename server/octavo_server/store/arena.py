@@ -17,6 +17,7 @@ import os
 from typing import Final
 
 from octavo_proto.keys import unit_digest
+from octavo_proto.limits import SEGMENTS_MAX
 from octavo_server.store.slabs import SLOT_ALIGN_BYTES, SlabAllocator
 
 _log = logging.getLogger(__name__)
@@ -28,9 +29,6 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-
-SEGMENTS_MAX: Final = 64
-"""Descriptors a worker gets; one message can carry at most 253 of them."""
 
 
 class MappedMemory:
