@@ -207,7 +207,8 @@ class Layout(_message.Message):
     KEY_SCHEME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The session's name for it. A node remembers the layout behind a name within
-    a namespace and refuses another one under the same name. Not hashed.
+    a namespace and refuses another one under the same name, but for another
+    weights_epoch. Not hashed.
     """
     model: _builtins.str
     """Model identity, e.g. "meta-llama/Llama-3.1-8B"."""
@@ -1085,7 +1086,9 @@ class CommitRequest(_message.Message):
     lengths: _builtins.bytes
     """u32: bytes; must equal what was reserved."""
     last: _builtins.bool
-    """Nothing more will come for this reservation: what is left of it is given up."""
+    """Nothing more will come for this reservation: what is left of it is given up.
+    Units that are being copied at that moment are stored.
+    """
     def __init__(
         self,
         *,
