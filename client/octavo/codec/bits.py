@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from octavo.codec.scratch import Scratch
+
 GROUP_TOKENS: Final = 16
 
 
@@ -37,19 +39,20 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     return out
 
 
-def unpack_bits(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of ``pack_bits``; ``packed`` may be strided in groups."""
+def unpack_bits(packed: Tensor, bits: int, scratch: Scratch) -> Tensor:
+    """The inverse of ``pack_bits``, in memory of ``scratch``; ``packed`` may be strided."""
     if bits == 8:
         return packed
     extra_bits = bits - 4
     rows = 2 * extra_bits
-    codes = packed.new_empty((packed.shape[0], GROUP_TOKENS, packed.shape[2]))
+    groups, _rows, width = packed.shape
+    codes = scratch.take("codes", (groups, GROUP_TOKENS, width), torch.uint8)
     torch.bitwise_and(packed[:, :8], 15, out=codes[:, :8])
     torch.bitwise_right_shift(packed[:, :8], 4, out=codes[:, 8:])
-    upper = packed[:, 8:]
-    mask = ((1 << extra_bits) - 1) << 4
-    for part in range(GROUP_TOKENS // rows):
-        shift = 4 - part * extra_bits
-        moved = upper.bitwise_left_shift(shift) if shift > 0 else upper.bitwise_right_shift(-shift)
-        codes[:, part * rows : (part + 1) * rows].bitwise_or_(moved.bitwise_and_(mask))
+    parts = GROUP_TOKENS // rows
+    shifts = torch.arange(0, 8, extra_bits, dtype=torch.uint8, device=packed.device)
+    upper = scratch.take("upper", (groups, parts, rows, width), torch.uint8)
+    torch.bitwise_right_shift(packed[:, None, 8:], shifts.view(-1, 1, 1), out=upper)
+    upper.bitwise_and_((1 << extra_bits) - 1).mul_(16)
+    codes.bitwise_or_(upper.view(codes.shape))
     return codes

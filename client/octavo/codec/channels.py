@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo.codec.elements import E4M3, Elements, Unsigned
 from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES, SHIFT_UNIT
 from octavo.codec.rows import Line, Parameters, Rows
+from octavo.codec.scratch import Scratch
 
 _SEARCH_ROUNDS: Final = 24
 """Scales tried for a row; more than six were never seen. The first is exact but for the rounding
@@ -78,9 +79,10 @@ class FloatChannels(Rows):
         limit = numbers * (1 - 2.0**-6)
         codes = self.elements.encode(limit.clone())
         nearest = torch.empty_like(limit)
-        self.elements.decode(codes, nearest)
+        self.elements.decode(codes, nearest, Scratch(codes.device))
         too_large = nearest.mul_(self.elements.unit) > limit
-        self.elements.decode(codes.sub_(too_large.to(torch.uint8)), nearest)
+        codes.sub_(too_large.to(torch.uint8))
+        self.elements.decode(codes, nearest, Scratch(codes.device))
         return nearest.mul_(self.elements.unit)
 
 
@@ -181,7 +183,7 @@ def _median_of_16(values: Tensor) -> Tensor:
 def _shift_of(offset: Tensor) -> Tensor:
     """float32 of offset bytes."""
     shift = torch.empty(offset.shape, dtype=torch.float32, device=offset.device)
-    _SHIFT.decode(offset, shift)
+    _SHIFT.decode(offset, shift, Scratch(offset.device))
     return shift.mul_(_SHIFT.unit * SHIFT_UNIT)
 
 

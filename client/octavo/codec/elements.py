@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from octavo.codec.scratch import Scratch
+
 FP8_LARGEST: Final = 448.0
 """Both FP8 formats are used up to this number: e5m2's own 57,344 is taken as 448 x 2^7."""
 
@@ -29,7 +31,7 @@ class Elements(ABC):
         """Codes of float32 numbers (changed by the call): nearest, ties to even, saturating."""
 
     @abstractmethod
-    def decode(self, codes: Tensor, out: Tensor) -> None:
+    def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
         """Writes the float32 numbers of codes, divided by ``unit``, into ``out``, exactly.
 
         ``out`` is contiguous and may have another shape.
@@ -46,8 +48,8 @@ class E4M3(Elements):
         numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).mul_(1 / self.unit)
         return _upper_bits(numbers, dropped=7)
 
-    def decode(self, codes: Tensor, out: Tensor) -> None:
-        bits = codes.view(torch.int8).to(torch.int16)  # the sign fills bits 7 to 15
+    def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
+        bits = _widened(codes, scratch)  # the sign fills bits 7 to 15
         bits.mul_(1 << 7).bitwise_and_(~0x4000)  # a shift takes longer
         out.view(codes.shape).copy_(bits.view(torch.float16))
 
@@ -62,8 +64,8 @@ class E5M2(Elements):
         numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).mul_(1 / self.unit)
         return _upper_bits(numbers, dropped=8)
 
-    def decode(self, codes: Tensor, out: Tensor) -> None:
-        bits = codes.view(torch.int8).to(torch.int16).mul_(1 << 8)
+    def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
+        bits = _widened(codes, scratch).mul_(1 << 8)
         out.view(codes.shape).copy_(bits.view(torch.float16))
 
 
@@ -80,8 +82,13 @@ class Unsigned(Elements):
         # By way of int16: torch converts float32 to uint8 at a quarter of that speed.
         return numbers.round_().clamp_(0, self.largest).to(torch.int16).to(torch.uint8)
 
-    def decode(self, codes: Tensor, out: Tensor) -> None:
+    def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
         out.view(codes.shape).copy_(codes)
+
+
+def _widened(codes: Tensor, scratch: Scratch) -> Tensor:
+    """int16 of bytes, bit 7 being the sign."""
+    return scratch.take("widened", codes.shape, torch.int16).copy_(codes.view(torch.int8))
 
 
 def _upper_bits(numbers: Tensor, *, dropped: int) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.codec.elements import FP8_LARGEST, Elements, Unsigned
+from octavo.codec.scratch import Scratch
 
 Parameters = tuple[Tensor, ...]
 
@@ -63,13 +64,15 @@ class Rows(ABC):
     def line(self, parameters: Parameters) -> Line:
         """What takes numbers of codes to values."""
 
-    def dequantise(self, codes: Tensor, line: Line, out: Tensor) -> None:
+    def dequantise(self, codes: Tensor, line: Line, out: Tensor, scratch: Scratch) -> None:
         """Writes the float32 values of codes into ``out``, which is contiguous ``[n, a, b]``."""
-        self.elements.decode(codes, out)
+        self.elements.decode(codes, out, scratch)
         if line.shift is None:
             out.mul_(line.scale)
-        else:
+        elif self.dim == 1:
             torch.addcmul(line.shift, out, line.scale, out=out)
+        else:  # with two operands that stand still along a row, torch's addcmul is slow
+            out.mul_(line.scale).add_(line.shift)
 
 
 class ScaledRows(Rows):

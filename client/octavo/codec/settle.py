@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.codec.rows import Parameters, Rows
+from octavo.codec.scratch import Scratch
 
 TRIALS: Final = 3
 """Parameters tried in step 2. A fourth settles hardly any more rows."""
@@ -44,18 +45,48 @@ def clamped(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if largest is None else values.clamp_(-largest, largest)
 
 
-def settled(rows: Rows, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Parameters]:
-    """Codes and parameters of float32 values that will be unpacked as ``dtype``."""
-    maps = _Maps(rows, dtype)
-    state = maps.pack(values)
-    moving = maps.differ(state, maps.again(state))
-    if moving.any():
+class Settler:
+    """Quantises rows a piece at a time, then settles those that move, all of them together:
+    settling takes many small steps, which cost the same for more rows."""
+
+    def __init__(
+        self, rows: Rows, dtype: torch.dtype, shape: tuple[int, int, int], device: torch.device
+    ) -> None:
+        """``dtype`` is what the values, ``[n, a, b]`` in all, will be unpacked as."""
+        self._maps: Final = _Maps(rows, dtype, device)
+        per_row = [*shape]
+        per_row[rows.dim] = 1
+        self._state: Final = (
+            torch.empty(shape, dtype=torch.uint8, device=device),
+            *(
+                torch.empty(per_row, dtype=getattr(torch, kind), device=device)
+                for kind in rows.parameter_dtypes
+            ),
+        )
+        self._moving: Final[list[tuple[Tensor, ...]]] = []
+        self._given: Final[list[Tensor]] = []
+
+    def add(self, values: Tensor, begin: int) -> None:
+        """Quantises float32 rows, the ``begin``-th and on in the first dimension."""
+        state = self._maps.pack(values)
+        moving = self._maps.differ(state, self._maps.again(state))
+        for whole, part in zip(self._state, state, strict=True):
+            whole[begin : begin + len(part)] = part
         chosen = moving.nonzero(as_tuple=True)
-        given = maps.take(values, chosen)
-        found = _settle(maps, given, tuple(maps.take(part, chosen) for part in state))
-        for whole, part in zip(state, found, strict=True):
-            maps.rows_last(whole)[chosen] = maps.rows_last(part)[0]
-    return state[0], state[1:]
+        if len(chosen[0]):
+            self._given.append(self._maps.rows_last(values)[chosen])
+            self._moving.append((chosen[0] + begin, chosen[1]))
+
+    def finish(self) -> tuple[Tensor, Parameters]:
+        """Codes and parameters of all rows."""
+        if self._given:
+            maps = self._maps
+            chosen = tuple(torch.cat(places) for places in zip(*self._moving, strict=True))
+            given = maps.side_by_side(torch.cat(self._given))
+            taken = (maps.side_by_side(maps.rows_last(part)[chosen]) for part in self._state)
+            for whole, part in zip(self._state, _settle(maps, given, tuple(taken)), strict=True):
+                maps.rows_last(whole)[chosen] = maps.rows_last(part)[0]
+        return self._state[0], self._state[1:]
 
 
 def _settle(maps: _Maps, given: Tensor, state: _State) -> _State:
@@ -99,9 +130,10 @@ def _circle_through(maps: _Maps, given: Tensor, state: _State) -> tuple[_State, 
 class _Maps:
     """P, Q and U on all rows at once. Masks are by row: ``[n, rows]``."""
 
-    def __init__(self, rows: Rows, dtype: torch.dtype) -> None:
+    def __init__(self, rows: Rows, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = rows
         self.dtype = dtype
+        self._scratch = Scratch(device)
 
     def pack(self, values: Tensor) -> _State:
         parameters = self.rows.measure(values)
@@ -109,7 +141,7 @@ class _Maps:
 
     def unpack(self, state: _State) -> Tensor:
         values = torch.empty(state[0].shape, dtype=torch.float32, device=state[0].device)
-        self.rows.dequantise(state[0], self.rows.line(state[1:]), values)
+        self.rows.dequantise(state[0], self.rows.line(state[1:]), values, self._scratch)
         return clamped(values, self.dtype).to(self.dtype).float()
 
     def again(self, state: _State) -> _State:
@@ -136,9 +168,9 @@ class _Maps:
         keep = mask.unsqueeze(self.rows.dim)
         return tuple(torch.where(keep, a, b) for a, b in zip(one, other, strict=True))
 
-    def take(self, part: Tensor, chosen: tuple[Tensor, ...]) -> Tensor:
-        """The chosen rows alone, side by side as in a single group."""
-        return self.rows_last(self.rows_last(part)[chosen].unsqueeze(0)).contiguous()
+    def side_by_side(self, chosen: Tensor) -> Tensor:
+        """``[rows, length]`` as a single group."""
+        return self.rows_last(chosen.unsqueeze(0)).contiguous()
 
     def rows_last(self, part: Tensor) -> Tensor:
         """The view with a row's elements in the last dimension, and back again."""
