@@ -40,9 +40,7 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def unpack(
-        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
-    ) -> Tensor:
+    def unpack(self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None) -> Tensor:
         """The unit tensor of packed bytes, of the layout's dtype.
 
         Written to ``out`` if that is given, of the result's shape and dtype: the memory of a

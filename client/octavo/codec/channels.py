@@ -39,11 +39,11 @@ class FloatChannels(Rows):
         self.elements = elements
         self._reach = reach
 
-    def measure(self, values: Tensor) -> Parameters:
+    def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
-        middle = _median_of_16(values)
-        offset = _SHIFT.encode(middle / SHIFT_UNIT)
+        middle = _median_of_16(values, scratch)
+        offset = _SHIFT.encode(middle / SHIFT_UNIT, Scratch(values.device))
         shift = _shift_of(offset)
         half_range = torch.maximum(highest - shift, shift - lowest)
         scales, _offsets = _tables(values.device)
@@ -54,15 +54,19 @@ class FloatChannels(Rows):
             torch.where(unfit, 0, offset),
         )
 
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
+    def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
         step, shift = self._numbers(parameters)
-        numbers = (values - shift).div_(step)
+        numbers = scratch.take("numbers", values.shape, torch.float32)
+        torch.sub(values, shift, out=numbers).div_(step)
         below, above = _cell(shift)
         below, above = below.div_(step), above.div_(step)
-        inner = numbers.clamp(-self._floor(below), self._floor(above))
-        in_cell = (numbers > -below).logical_and_(numbers < above)
-        codes = self.elements.encode(torch.where(in_cell, inner, numbers))
-        return codes.mul_(parameters[0] != NOT_FINITE)
+        inner = scratch.take("inner", values.shape, torch.float32)
+        torch.clamp(numbers, -self._floor(below), self._floor(above), out=inner)
+        in_cell = scratch.take("in_cell", values.shape, torch.bool)
+        is_below = scratch.take("is_below", values.shape, torch.bool)
+        torch.gt(numbers, -below, out=in_cell).logical_and_(torch.lt(numbers, above, out=is_below))
+        torch.where(in_cell, inner, numbers, out=numbers)
+        return _or_zero(self.elements.encode(numbers, scratch), parameters[0])
 
     def line(self, parameters: Parameters) -> Line:
         step, shift = self._numbers(parameters)
@@ -77,7 +81,7 @@ class FloatChannels(Rows):
         """The largest element number below ``numbers`` (positive) by at least 1/64 of it, which
         is room for the rounding of values to the engine's dtype."""
         limit = numbers * (1 - 2.0**-6)
-        codes = self.elements.encode(limit.clone())
+        codes = self.elements.encode(limit.clone(), Scratch(limit.device))
         nearest = torch.empty_like(limit)
         self.elements.decode(codes, nearest, Scratch(codes.device))
         too_large = nearest.mul_(self.elements.unit) > limit
@@ -105,7 +109,7 @@ class IntegerChannels(Rows):
         self._step_factor = 2.0 ** (10 - bits)  # so that all formats share a table of scales
         self._half = 2 ** (bits - 1)
 
-    def measure(self, values: Tensor) -> Parameters:
+    def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
         centre = (highest + lowest).div_(2)
@@ -134,11 +138,12 @@ class IntegerChannels(Rows):
         offset = torch.where(code == NOT_FINITE, 0, offset)
         return code.to(torch.uint8), offset.to(torch.uint8)
 
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
+    def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
         step, number = self._numbers(parameters)
+        numbers = scratch.take("numbers", values.shape, torch.float32)
         # Rounded before the offset is taken off: the lattice does not know it.
-        codes = self.elements.encode((values / step).round_().sub_(number))
-        return codes.mul_(parameters[0] != NOT_FINITE)
+        torch.div(values, step, out=numbers).round_().sub_(number)
+        return _or_zero(self.elements.encode(numbers, scratch), parameters[0])
 
     def line(self, parameters: Parameters) -> Line:
         step, number = self._numbers(parameters)
@@ -165,19 +170,33 @@ _SORT_8: Final = (
 """Batcher's network: comparing these places, in this order, sorts eight."""
 
 
-def _median_of_16(values: Tensor) -> Tensor:
+def _median_of_16(values: Tensor, scratch: Scratch) -> Tensor:
     """The 8th smallest of ``[n, 16, width]``, ``[n, 1, width]``; NaN where there is one.
 
     A network of minima and maxima: torch's median is some ten times slower.
     """
-    halves = list(values.unflatten(1, (2, 8)).unbind(2))
+    n, _tokens, width = values.shape
+    planes = scratch.take("planes", (9, n, 2, width), torch.float32)
+    places = list(planes.unbind(0))
+    planes[:8].copy_(values.unflatten(1, (2, 8)).permute(2, 0, 1, 3))
+    spare = places.pop()
     for step in _SORT_8:
         for one, other in step:
-            low, high = halves[one], halves[other]
-            halves[one], halves[other] = torch.minimum(low, high), torch.maximum(low, high)
+            torch.minimum(places[one], places[other], out=spare)
+            torch.maximum(places[one], places[other], out=places[other])
+            places[one], spare = spare, places[one]
     # Of two sorted halves, the smaller of i-th and (7 - i)-th are the eight smallest of all.
-    smallest = [torch.minimum(halves[i][:, 0], halves[7 - i][:, 1]) for i in range(8)]
-    return torch.stack(smallest, 1).amax(1, keepdim=True)
+    middle = torch.minimum(places[0][:, :1], places[7][:, 1:])
+    for i in range(1, 8):
+        smaller = torch.minimum(places[i][:, :1], places[7 - i][:, 1:])
+        torch.maximum(middle, smaller, out=middle)
+    return middle
+
+
+def _or_zero(codes: Tensor, scale: Tensor) -> Tensor:
+    """Codes, 0 throughout rows that are not finite: their bytes must be the same every time."""
+    finite = scale != NOT_FINITE
+    return codes if finite.all() else codes.mul_(finite)
 
 
 def _shift_of(offset: Tensor) -> Tensor:

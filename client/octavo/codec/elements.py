@@ -27,8 +27,11 @@ class Elements(ABC):
     """What ``decode`` has to be multiplied with; a power of two, folded into the scale."""
 
     @abstractmethod
-    def encode(self, numbers: Tensor) -> Tensor:
-        """Codes of float32 numbers (changed by the call): nearest, ties to even, saturating."""
+    def encode(self, numbers: Tensor, scratch: Scratch) -> Tensor:
+        """Codes of float32 numbers (changed by the call): nearest, ties to even, saturating.
+
+        They are in memory of ``scratch``.
+        """
 
     @abstractmethod
     def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
@@ -44,9 +47,9 @@ class E4M3(Elements):
     bits = 8
     unit = 2.0**8  # the exponents of fp16 are biased by 15, those of e4m3 by 7
 
-    def encode(self, numbers: Tensor) -> Tensor:
+    def encode(self, numbers: Tensor, scratch: Scratch) -> Tensor:
         numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).mul_(1 / self.unit)
-        return _upper_bits(numbers, dropped=7)
+        return _upper_bits(numbers, scratch, dropped=7)
 
     def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
         bits = _widened(codes, scratch)  # the sign fills bits 7 to 15
@@ -60,9 +63,9 @@ class E5M2(Elements):
     bits = 8
     unit = 2.0**-7
 
-    def encode(self, numbers: Tensor) -> Tensor:
+    def encode(self, numbers: Tensor, scratch: Scratch) -> Tensor:
         numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).mul_(1 / self.unit)
-        return _upper_bits(numbers, dropped=8)
+        return _upper_bits(numbers, scratch, dropped=8)
 
     def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
         bits = _widened(codes, scratch).mul_(1 << 8)
@@ -78,9 +81,11 @@ class Unsigned(Elements):
         self.bits = bits
         self.largest: Final = 2**bits - 1
 
-    def encode(self, numbers: Tensor) -> Tensor:
+    def encode(self, numbers: Tensor, scratch: Scratch) -> Tensor:
         # By way of int16: torch converts float32 to uint8 at a quarter of that speed.
-        return numbers.round_().clamp_(0, self.largest).to(torch.int16).to(torch.uint8)
+        wide = scratch.take("wide", numbers.shape, torch.int16)
+        wide.copy_(numbers.round_().clamp_(0, self.largest))
+        return scratch.take("encoded", numbers.shape, torch.uint8).copy_(wide)
 
     def decode(self, codes: Tensor, out: Tensor, scratch: Scratch) -> None:
         out.view(codes.shape).copy_(codes)
@@ -91,12 +96,17 @@ def _widened(codes: Tensor, scratch: Scratch) -> Tensor:
     return scratch.take("widened", codes.shape, torch.int16).copy_(codes.view(torch.int8))
 
 
-def _upper_bits(numbers: Tensor, *, dropped: int) -> Tensor:
+def _upper_bits(numbers: Tensor, scratch: Scratch, *, dropped: int) -> Tensor:
     """Numbers to fp16 and then, without the lowest bits of the mantissa, to a byte."""
-    half = numbers.to(torch.float16).view(torch.int16)
-    magnitude = half.bitwise_and(0x7FFF)
-    odd = magnitude.bitwise_right_shift(dropped).bitwise_and_(1)
-    magnitude.add_(odd).add_((1 << (dropped - 1)) - 1).bitwise_right_shift_(dropped)
-    sign = half.bitwise_right_shift(8).bitwise_and_(0x80)
-    sign.mul_(magnitude.ne(0))  # one zero only, so that packing again gives the same byte
-    return magnitude.bitwise_or_(sign).to(torch.uint8)
+    shape = numbers.shape
+    half = scratch.take("half", shape, torch.float16).copy_(numbers).view(torch.int16)
+    magnitude = scratch.take("wide", shape, torch.int16)
+    other = scratch.take("other", shape, torch.int16)
+    torch.bitwise_and(half, 0x7FFF, out=magnitude)
+    torch.bitwise_right_shift(magnitude, dropped, out=other)  # its last bit: is it odd?
+    magnitude.add_(other.bitwise_and_(1)).add_((1 << (dropped - 1)) - 1)
+    magnitude.bitwise_right_shift_(dropped)
+    # The sign, in bit 7; 0 for zero, so that packing again gives the same byte.
+    torch.ne(magnitude, 0, out=other)
+    half.bitwise_right_shift_(8).bitwise_and_(0x80).mul_(other)
+    return scratch.take("encoded", shape, torch.uint8).copy_(magnitude.bitwise_or_(half))

@@ -44,9 +44,7 @@ class PackedCodec(Codec):
 
         return pack(self, self.sections(layout, tuple(units.shape[1:])), units, layout)
 
-    def unpack(
-        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
-    ) -> Tensor:
+    def unpack(self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None) -> Tensor:
         from octavo.codec.packing import new_units, unpack
 
         shape = unit_shape(layout, unit)

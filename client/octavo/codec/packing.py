@@ -125,9 +125,10 @@ def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
     groups, a, b = side.row_shape
     shape = (pages * layers * groups, a, b)
     settler = Settler(side.rows, dtype, shape, side.values.device)
-    begin = 0
+    scratch, begin = Scratch(side.values.device), 0
     for piece in side.pieces():
-        values = side.values[piece].to(torch.float32).reshape(-1, a, b)
+        given = side.values[piece]
+        values = scratch.take("given", given.shape, torch.float32).copy_(given).view(-1, a, b)
         settler.add(values, begin)
         begin += len(values)
     codes, found = settler.finish()

@@ -32,9 +32,7 @@ class RawCodec(Codec):
         unit_bytes = prod(units.shape[1:]) * units.element_size()
         return units.contiguous().view(torch.uint8).reshape(units.shape[0], unit_bytes)
 
-    def unpack(
-        self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None
-    ) -> Tensor:
+    def unpack(self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None) -> Tensor:
         import torch
 
         dtype: torch.dtype = getattr(torch, layout.dtype)

@@ -53,12 +53,12 @@ class Rows(ABC):
     """Of the parameters as they are stored, in order."""
 
     @abstractmethod
-    def measure(self, values: Tensor) -> Parameters:
+    def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         """The parameters of float32 rows."""
 
     @abstractmethod
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
-        """uint8 codes of float32 rows."""
+    def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
+        """uint8 codes of float32 rows, in memory of ``scratch``."""
 
     @abstractmethod
     def line(self, parameters: Parameters) -> Line:
@@ -86,15 +86,17 @@ class ScaledRows(Rows):
         self._scale_dtype = scale_dtype
         self.parameter_dtypes = (str(scale_dtype).removeprefix("torch."),)
 
-    def measure(self, values: Tensor) -> Parameters:
+    def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         largest = torch.maximum(
             values.amax(self.dim, keepdim=True), -values.amin(self.dim, keepdim=True)
         ).abs_()  # of the two zeros, one
         return (_or_nan((largest / FP8_LARGEST).to(self._scale_dtype)),)
 
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
+    def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
         scale = parameters[0].float()
-        return _or_zero(self.elements.encode(values / _divisor(scale)), scale)
+        numbers = scratch.take("numbers", values.shape, torch.float32)
+        torch.div(values, _divisor(scale), out=numbers)
+        return _or_zero(self.elements.encode(numbers, scratch), scale)
 
     def line(self, parameters: Parameters) -> Line:
         return Line(parameters[0].float() * self.elements.unit, None)
@@ -115,7 +117,7 @@ class AffineRows(Rows):
         self.elements = Unsigned(bits)
         self._largest: Final = 2**bits - 1
 
-    def measure(self, values: Tensor) -> Parameters:
+    def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
         zero = _half_below(lowest)
@@ -126,9 +128,11 @@ class AffineRows(Rows):
             zero.masked_fill(unfit, 0.0),
         )
 
-    def quantise(self, values: Tensor, parameters: Parameters) -> Tensor:
+    def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
         scale, zero = (parameter.float() for parameter in parameters)
-        return _or_zero(self.elements.encode((values - zero).div_(_divisor(scale))), scale)
+        numbers = scratch.take("numbers", values.shape, torch.float32)
+        torch.sub(values, zero, out=numbers).div_(_divisor(scale))
+        return _or_zero(self.elements.encode(numbers, scratch), scale)
 
     def line(self, parameters: Parameters) -> Line:
         scale, zero = parameters
@@ -142,7 +146,8 @@ def _or_nan(scale: Tensor) -> Tensor:
 
 def _or_zero(codes: Tensor, scale: Tensor) -> Tensor:
     """Codes, 0 throughout rows that are not finite: their bytes must be the same every time."""
-    return codes.mul_(scale.isfinite())
+    finite = scale.isfinite()
+    return codes if finite.all() else codes.mul_(finite)
 
 
 def _divisor(scale: Tensor) -> Tensor:

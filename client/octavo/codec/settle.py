@@ -53,7 +53,7 @@ class Settler:
         self, rows: Rows, dtype: torch.dtype, shape: tuple[int, int, int], device: torch.device
     ) -> None:
         """``dtype`` is what the values, ``[n, a, b]`` in all, will be unpacked as."""
-        self._maps: Final = _Maps(rows, dtype, device)
+        self._maps: Final = _Maps(rows, dtype)
         per_row = [*shape]
         per_row[rows.dim] = 1
         self._state: Final = (
@@ -63,13 +63,14 @@ class Settler:
                 for kind in rows.parameter_dtypes
             ),
         )
+        self._first, self._second = Scratch(device), Scratch(device)
         self._moving: Final[list[tuple[Tensor, ...]]] = []
         self._given: Final[list[Tensor]] = []
 
     def add(self, values: Tensor, begin: int) -> None:
         """Quantises float32 rows, the ``begin``-th and on in the first dimension."""
-        state = self._maps.pack(values)
-        moving = self._maps.differ(state, self._maps.again(state))
+        state = self._maps.pack(values, self._first)
+        moving = self._maps.differ(state, self._maps.again(state, self._second))
         for whole, part in zip(self._state, state, strict=True):
             whole[begin : begin + len(part)] = part
         chosen = moving.nonzero(as_tuple=True)
@@ -94,8 +95,8 @@ def _settle(maps: _Maps, given: Tensor, state: _State) -> _State:
     for _ in range(TRIALS):
         if done.all():
             return smallest
-        parameters = maps.rows.measure(maps.unpack(state))
-        state = (maps.rows.quantise(given, parameters), *parameters)
+        parameters = maps.rows.measure(maps.unpack(state), Scratch(given.device))
+        state = (maps.rows.quantise(given, parameters, Scratch(given.device)), *parameters)
         still = ~maps.differ(state, maps.again(state))
         smallest = maps.where(still & ~done, state, smallest)
         done |= still
@@ -130,23 +131,26 @@ def _circle_through(maps: _Maps, given: Tensor, state: _State) -> tuple[_State, 
 class _Maps:
     """P, Q and U on all rows at once. Masks are by row: ``[n, rows]``."""
 
-    def __init__(self, rows: Rows, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: Rows, dtype: torch.dtype) -> None:
         self.rows = rows
         self.dtype = dtype
-        self._scratch = Scratch(device)
 
-    def pack(self, values: Tensor) -> _State:
-        parameters = self.rows.measure(values)
-        return (self.rows.quantise(values, parameters), *parameters)
+    def pack(self, values: Tensor, scratch: Scratch | None = None) -> _State:
+        """P and Q. The codes are in memory of ``scratch``, if one is given."""
+        scratch = scratch or Scratch(values.device)
+        parameters = self.rows.measure(values, scratch)
+        return (self.rows.quantise(values, parameters, scratch), *parameters)
 
-    def unpack(self, state: _State) -> Tensor:
-        values = torch.empty(state[0].shape, dtype=torch.float32, device=state[0].device)
-        self.rows.dequantise(state[0], self.rows.line(state[1:]), values, self._scratch)
-        return clamped(values, self.dtype).to(self.dtype).float()
+    def unpack(self, state: _State, scratch: Scratch | None = None) -> Tensor:
+        scratch = scratch or Scratch(state[0].device)
+        values = scratch.take("values", state[0].shape, torch.float32)
+        self.rows.dequantise(state[0], self.rows.line(state[1:]), values, scratch)
+        rounded = scratch.take("rounded", values.shape, self.dtype)
+        return values.copy_(rounded.copy_(clamped(values, self.dtype)))
 
-    def again(self, state: _State) -> _State:
+    def again(self, state: _State, scratch: Scratch | None = None) -> _State:
         """T."""
-        return self.pack(self.unpack(state))
+        return self.pack(self.unpack(state, scratch), scratch)
 
     def differ(self, one: _State, other: _State) -> Tensor:
         """Where the bytes differ."""
