@@ -26,9 +26,12 @@ from octavo_proto.layout import KvKind, Layout
 if TYPE_CHECKING:
     from octavo.codec.packed import PackedCodec
 
-PIECE_ELEMENTS: Final = 1 << 18
-"""Of a piece: 1 MiB of float32 stays near the core between the passes over it. Measured: half
-the speed at 32 Ki elements, where the calls count, and no more at 1 Mi."""
+UNPACK_ELEMENTS: Final = 1 << 19
+"""Of a piece: 2 MiB of float32 stays near the core between the passes over it. Measured: half
+the speed at 64 Ki elements, where the calls count, and no more at 1 Mi."""
+
+PACK_ELEMENTS: Final = 1 << 20
+"""Likewise; packing makes more calls, and falls off at 2 Mi."""
 
 _FLOAT_REACH: Final = {"e4m3": 450.7, "e5m2": 453.8}
 """Up to 448, with a margin that lets rounded rows find their scale again: of the numbers between
@@ -57,15 +60,15 @@ class _Side:
             return (tokens // 16, 16, heads * dim)
         return (1, tokens * heads, dim)
 
-    def pieces(self) -> Iterator[tuple[slice, slice]]:
+    def pieces(self, elements: int) -> Iterator[tuple[slice, slice]]:
         """Ranges of pages and layers in order, each small enough: several pages, or a part of
         one page's layers."""
         pages, layers = self.values.shape[:2]
         per_layer = prod(self.values.shape[2:])
         if not pages * layers * per_layer:
             return
-        parts = -(-layers * per_layer // PIECE_ELEMENTS)
-        page_step = max(1, PIECE_ELEMENTS // (layers * per_layer))
+        parts = -(-layers * per_layer // elements)
+        page_step = max(1, elements // (layers * per_layer))
         layer_step = -(-layers // max(1, min(parts, layers)))
         for page in range(0, pages, page_step):
             for layer in range(0, layers, layer_step):
@@ -126,7 +129,7 @@ def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
     shape = (pages * layers * groups, a, b)
     settler = Settler(side.rows, dtype, shape, side.values.device)
     scratch, begin = Scratch(side.values.device), 0
-    for piece in side.pieces():
+    for piece in side.pieces(PACK_ELEMENTS):
         given = side.values[piece]
         values = scratch.take("given", given.shape, torch.float32).copy_(given).view(-1, a, b)
         settler.add(values, begin)
@@ -134,7 +137,7 @@ def _pack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
     codes, found = settler.finish()
     width = side.codes.shape[-1]
     codes = codes.view(pages, layers, side.codes.shape[2], 16, width)
-    for piece in side.pieces():
+    for piece in side.pieces(PACK_ELEMENTS):
         target = side.codes[piece]
         packed = pack_bits(codes[piece].reshape(-1, 16, width), codec.bits)
         target.copy_(packed.view(target.shape))
@@ -147,7 +150,7 @@ def _unpack_side(codec: PackedCodec, side: _Side, dtype: torch.dtype) -> None:
     _n, a, b = side.row_shape
     of_rows = (-1, 1, b) if side.rows.dim == 1 else (-1, a, 1)
     scratch = Scratch(side.values.device)
-    for piece in side.pieces():
+    for piece in side.pieces(UNPACK_ELEMENTS):
         target, packed = side.values[piece], side.codes[piece]
         if codec.bits != 8:
             packed = unpack_bits(packed.flatten(0, 2), codec.bits, scratch)
