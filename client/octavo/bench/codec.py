@@ -134,7 +134,8 @@ def _read_back(name: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]
     heads, tokens, dim = keys.shape
     layout = Layout(name="bench", model="bench", layers=1, kv_heads=heads, head_dim=dim)
     both = torch.stack((keys, values))  # [2, heads, tokens, dim]
-    pages = both.unflatten(2, (-1, layout.page_tokens)).permute(2, 0, 3, 1, 4)
+    page_tokens = layout.page_tokens
+    pages = both.view(2, heads, -1, page_tokens, dim).permute(2, 0, 3, 1, 4)
     back = roundtrip(name, pages[:, None].contiguous(), layout, first_page=1)[:, 0]
     whole = back.permute(1, 3, 0, 2, 4).reshape(2, heads, tokens, dim)
     return whole[0], whole[1]

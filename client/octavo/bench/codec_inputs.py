@@ -91,4 +91,4 @@ def centred_error(got: Tensor, given: Tensor) -> float:
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Softmax attention in float64, ``[heads, queries, dim]``."""
     scores = queries.double() @ keys.double().transpose(1, 2) / HEAD_DIM**0.5
-    return scores.softmax(-1) @ values.double()
+    return torch.matmul(scores.softmax(-1), values.double())

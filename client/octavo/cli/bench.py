@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -83,7 +83,7 @@ def codec(
         return
     with need_extra("cli"):
         from octavo.cli.codec_table import show_codecs
-    codecs = figures.pop("codecs")
+    codecs: Any = figures.pop("codecs")
     show_figures("bench codec", figures, as_json=False)
     show_codecs(codecs)
 

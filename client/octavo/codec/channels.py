@@ -178,7 +178,7 @@ def _median_of_16(values: Tensor, scratch: Scratch) -> Tensor:
     n, _tokens, width = values.shape
     planes = scratch.take("planes", (9, n, 2, width), torch.float32)
     places = list(planes.unbind(0))
-    planes[:8].copy_(values.unflatten(1, (2, 8)).permute(2, 0, 1, 3))
+    planes[:8].copy_(values.view(n, 2, 8, width).permute(2, 0, 1, 3))
     spare = places.pop()
     for step in _SORT_8:
         for one, other in step:

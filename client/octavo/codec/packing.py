@@ -191,9 +191,10 @@ def _tiles(
     for first, count, width in ((0, whole, 128), (whole, 1, rest)):
         if count and width:
             begin, end = first * 128, first * 128 + count * width
+            latents = units[..., begin:end]
             yield _Side(
                 rows,
-                units[..., begin:end].unflatten(-1, (count, width)),
+                latents.view(*latents.shape[:-1], count, width),
                 codes[..., begin:end],
                 tuple(parameters[name][..., first : first + count] for name in names),
             )
