@@ -115,5 +115,6 @@ def test_an_outlier_token_costs_other_channels_nothing(name: str, dtype: str) ->
     plain = back(name, values, dtype)
     values[0, 0, 0, 2, 0, 1] = 500.0
     got = back(name, values, dtype)
-    changed = (got != plain).nonzero()
-    assert {tuple(place[i] for i in (1, 2, 4, 5)) for place in changed.tolist()} <= {(0, 0, 0, 1)}
+    changed = (got != plain).any(3)[0]  # [layer, side, head, channel], over tokens
+    changed[0, 0, 0, 1] = False
+    assert not changed.any()

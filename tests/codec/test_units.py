@@ -46,7 +46,7 @@ def written(
 
 def read(codec: Codec, layout: Layout, store: dict[int, torch.Tensor], ranks: int) -> torch.Tensor:
     """What ranks put together from the units they want; heads side by side."""
-    by_rank = []
+    by_rank: list[torch.Tensor] = []
     for rank in range(ranks):
         wanted = units_of(layout, heads_of(layout, rank, ranks))
         by_rank.append(torch.cat([codec.unpack(store[u], layout, u) for u in wanted], dim=-2))

@@ -21,6 +21,7 @@ from octavo.bench.codec_inputs import (
     attention,
     attention_inputs,
     centred_error,
+    relative_norm,
 )
 from octavo.bench.measuring import median, progress, seconds
 from octavo.codec import Codec, codec_by_name, codec_names
@@ -107,7 +108,8 @@ def _taken_alternately(
 ) -> tuple[list[float], list[float]]:
     work()
     cast.seconds()
-    taken, ceilings = [], []
+    taken: list[float] = []
+    ceilings: list[float] = []
     for _ in range(pairs):
         taken.append(seconds(work))
         ceilings.append(cast.seconds())
@@ -124,7 +126,7 @@ def _errors(name: str) -> dict[str, object]:
         got = attention(given.queries, keys, values)
         by_kind[kind] = {
             "k_centred_error": centred_error(keys, given.keys),
-            "attention_error": float((got - exact).norm() / exact.norm()),
+            "attention_error": relative_norm(got - exact, exact),
         }
     return by_kind
 

@@ -85,7 +85,12 @@ def centred_error(got: Tensor, given: Tensor) -> float:
     softmax does not see an offset that all keys have."""
     given, error = given.double(), got.double() - given.double()
     spread = given - given.mean(1, keepdim=True)
-    return float((error - error.mean(1, keepdim=True)).norm() / spread.norm())
+    return relative_norm(error - error.mean(1, keepdim=True), spread)
+
+
+def relative_norm(part: Tensor, whole: Tensor) -> float:
+    """L2 of one relative to the other's."""
+    return float(part.pow(2).sum().sqrt() / whole.pow(2).sum().sqrt())
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class CacheSource:
 
     def fill(self, position: int, unit: int, view: memoryview) -> int:
         """Writes a unit into ``view``, and returns its bytes."""
-        values = torch.from_numpy(self._staging.unit(position, unit)[None])
+        values = torch.as_tensor(self._staging.unit(position, unit)[None])
         packed = self._codec_at(position).pack(values, self._staging.layout)[0]
         target = np.frombuffer(view, dtype=np.uint8, count=packed.numel())
         np.copyto(target, packed.numpy())
@@ -136,7 +136,7 @@ class CacheSink:
                 f"unit {unit} has {len(view)} bytes in codec {codec.name}, must have {expected}"
             )
         # A copy: torch warns of memory that is mapped read-only.
-        packed = torch.from_numpy(np.frombuffer(view, dtype=np.uint8).copy())
+        packed = torch.as_tensor(np.frombuffer(view, dtype=np.uint8).copy())
         values = _as_bits(codec.unpack(packed[None], layout, unit))
         np.copyto(target, values[0].numpy())
 
