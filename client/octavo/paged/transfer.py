@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -15,8 +16,13 @@ from octavo.codec.base import unit_shape
 from octavo.errors import TransferError
 from octavo.memory import view_at
 from octavo.paged.cache import PagedKV, PagedKVError
+from octavo.sinks import RAW_VARIANT
 from octavo.transfer import Rows, Transfer
 from octavo.transport.ring import ALIGNMENT
+
+_UNPACKED_BYTES_MAX: Final = 16 << 20
+"""Unpacked at a time, into memory that is used again: new memory for all of a slice would cost
+as much time as the unpacking."""
 
 
 class _Placement:
@@ -163,6 +169,7 @@ class PagedSink:
     def __init__(self, cache: PagedKV, block_table: Sequence[int] | NDArray[np.int64]) -> None:
         self._placement = _Placement(cache, block_table)
         self._cache = cache
+        self._room: Tensor | None = None
 
     def begin(self, transfer: Transfer) -> None:
         self._placement.check(transfer)
@@ -179,9 +186,27 @@ class PagedSink:
                         f"unit {unit} came with {int(rows.lengths[chosen].max())} bytes, codec "
                         f"{codec.name} makes {expected}"
                     )
-                packed = _UnitMemory(rows.addresses[chosen], expected, writable=False).read()
-                values = codec.unpack(packed.to(self._cache.device), layout, unit)
-                self.scatter(unit, rows.positions[chosen], values.view(self._cache.bits_dtype))
+                for begin in range(0, len(chosen), self._batch(unit)):
+                    self._unpack(rows, unit, chosen[begin : begin + self._batch(unit)], codec)
+
+    def _unpack(self, rows: Rows, unit: int, chosen: NDArray[np.intp], codec: Codec) -> None:
+        """Unpacks pages of one variant, at most a batch of them."""
+        layout, device = self._cache.layout, self._cache.device
+        unit_bytes = codec.unit_bytes(layout, unit)
+        packed = _UnitMemory(rows.addresses[chosen], unit_bytes, writable=False).read().to(device)
+        if codec.variant == RAW_VARIANT:
+            values = codec.unpack(packed, layout, unit)
+        else:
+            shape = (len(chosen), *unit_shape(layout, unit))
+            if self._room is None or self._room.numel() < prod(shape):
+                self._room = torch.empty(prod(shape), dtype=self._cache.bits_dtype, device=device)
+            room = self._room[: prod(shape)].view(shape).view(getattr(torch, layout.dtype))
+            values = codec.unpack(packed, layout, unit, room)
+        self.scatter(unit, rows.positions[chosen], values.view(self._cache.bits_dtype))
+
+    def _batch(self, unit: int) -> int:
+        """Pages unpacked at a time."""
+        return max(1, _UNPACKED_BYTES_MAX // self._cache.layout.raw_unit_bytes(unit))
 
     def scatter(self, unit: int, positions: NDArray[np.int64], values: Tensor) -> None:
         """Writes a unit tensor (see ``Codec``), in bits, to the blocks of its pages."""
