@@ -382,28 +382,3 @@ def test_auto_takes_shared_memory_on_this_host(node: NodeProcess) -> None:
     with client_of(node.address, "auto") as client:
         client.connect()
         assert client.transport_name == "shm"
-
-
-def test_a_chain_larger_than_what_may_be_reserved_goes_in_rounds(client: octavo.Client) -> None:
-    # Of 64 MiB reservations may take half at a time.
-    page_count = (40 << 20) // (UNIT * UNITS)
-    chain = client.chain(prompt(77, page_count))
-    data = content(77, page_count)
-    put = client.put(chain, octavo.BufferSource(data, UNIT), timeout_s=30)
-    assert set(put.counts) == {Status.STORED}
-    back = buffer_for(page_count)
-    got = client.get(chain, sink_for(back), timeout_s=30)
-    assert got.page_count == page_count
-    assert (back == data).all()
-
-
-def test_a_chain_larger_than_memory_stores_its_head(client: octavo.Client) -> None:
-    page_count = (70 << 20) // (UNIT * UNITS)
-    chain = client.chain(prompt(78, page_count))
-    put = client.put(chain, octavo.BufferSource(content(78, page_count), UNIT), timeout_s=30)
-    stored = client.match(chain).page_count
-    assert 0.9 * page_count * 64 / 70 < stored < page_count
-    assert put.counts == {
-        Status.STORED: stored * UNITS,
-        Status.NO_ROOM: (page_count - stored) * UNITS,
-    }

@@ -243,11 +243,11 @@ class NvmeTier:
                 self._memory.arena.view(place, rounded_up(length))
                 for place, length in zip(places, lengths.tolist(), strict=True)
             ]
-            written = await store.write(records, bodies)
-            failed = unplaced.copy()
-            failed[owners[~written]] = True
+            written = await store.write(records, bodies, lambda: ~table.withdrawn[rows][owners])
+            missed = unplaced.copy()
+            missed[owners[~written]] = True
             # Withdrawn while it was written: it must not come back with a restart.
-            gone = failed | table.withdrawn[rows]
+            failed, gone = missed & ~table.withdrawn[rows], missed | table.withdrawn[rows]
             table.units.nvme_offset[units] = np.where(gone[owners], NOWHERE, offsets)
             kept = rows[~gone]
             table.set_nvme_mask(kept, table.full_mask[kept])

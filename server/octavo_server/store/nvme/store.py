@@ -173,16 +173,30 @@ class NvmeStore:
 
     # Writing
 
-    async def write(self, records: Records, bodies: Sequence[memoryview]) -> NDArray[np.bool_]:
+    async def write(
+        self,
+        records: Records,
+        bodies: Sequence[memoryview],
+        still_wanted: Callable[[], NDArray[np.bool_]] | None = None,
+    ) -> NDArray[np.bool_]:
         """Writes bodies to the offsets in their records: which of them survive ``kill -9``.
 
-        ``bodies`` are padded to 4 KiB and must not change until this returns, which it does
-        not before the last thread has let go of them, cancelled or not. The slots of units that
-        could not be written are the caller's to free.
-        """
-        return await self._see_through(self._write(records, bodies))
+        ``still_wanted`` is asked when the bodies are written: units that were deleted meanwhile
+        are not logged. Logged later than the same unit that was put again, they would stand for
+        it until they are forgotten, and it would be lost with them.
 
-    async def _write(self, records: Records, bodies: Sequence[memoryview]) -> NDArray[np.bool_]:
+        ``bodies`` are padded to 4 KiB and must not change until this returns, which it does not
+        before the last thread has let go of them, cancelled or not. The slots of units that are
+        not stored are the caller's to free.
+        """
+        return await self._see_through(self._write(records, bodies, still_wanted))
+
+    async def _write(
+        self,
+        records: Records,
+        bodies: Sequence[memoryview],
+        still_wanted: Callable[[], NDArray[np.bool_]] | None,
+    ) -> NDArray[np.bool_]:
         stored = np.zeros(len(records), dtype=np.bool_)
         if not len(records):
             return stored
@@ -219,6 +233,8 @@ class NvmeStore:
             ]
         )
         await done
+        if still_wanted is not None:
+            stored &= still_wanted()
         if stored.any() and not await self.log_units(records[stored]):
             stored[:] = False
         return stored
