@@ -38,11 +38,11 @@ PAGES: Final = 32
 FP8_TYPES: Final = {"e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn}
 
 
-def run(*, pairs: int) -> Mapping[str, object]:
+def run(*, pairs: int, pages: int = PAGES) -> Mapping[str, object]:
     """All figures. ``unpack_ratio`` is of ``torch_cast_gbps``, the faster one of the two casts,
     as the median over pairs."""
     torch.set_num_threads(1)
-    units = _units()
+    units = _units(pages)
     names = codec_names()
     casts = {name: _Cast(units, kind) for name, kind in FP8_TYPES.items()}
     faster = min(casts.values(), key=lambda cast: median([cast.seconds() for _ in range(3)]))
@@ -67,10 +67,10 @@ def run(*, pairs: int) -> Mapping[str, object]:
     }
 
 
-def _units() -> Tensor:
+def _units(pages: int) -> Tensor:
     """Ordinary KV, each channel with a mean of its own."""
     generator = torch.Generator().manual_seed(7)
-    shape = (PAGES, *unit_shape(LAYOUT, 0))
+    shape = (pages, *unit_shape(LAYOUT, 0))
     means = torch.randn((shape[-1],), generator=generator)
     return (torch.randn(shape, generator=generator) + means).to(torch.bfloat16)
 
