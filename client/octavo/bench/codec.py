@@ -1,9 +1,9 @@
 """``octavo bench codec``: bytes, speed and error of every codec.
 
 Speed is of one thread, in bytes of the unpacked bfloat16 side, on the units of a rank of a 70B
-model at TP 8. The ceiling is torch's own cast of FP8 to bfloat16 into the same memory, which
-reads as many bytes and writes as many, taken alternately with what is measured. The memory of
-all results exists beforehand. Errors are of pages behind the chain's first, against the
+model at TP 8. It is taken alternately with torch's own cast of as many e4m3 numbers to bfloat16,
+``torch_cast_gbps``, which does without any scale; ``torch_cast_e5m2_gbps`` is the other format's,
+which torch has vectorised. The memory of all results exists beforehand. Errors are of pages behind the chain's first, against the
 bfloat16 that were packed; ``cast_e5m2`` and ``cast_e4m3`` are plain casts.
 """
 
@@ -39,16 +39,14 @@ FP8_TYPES: Final = {"e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn}
 
 
 def run(*, pairs: int, pages: int = PAGES) -> Mapping[str, object]:
-    """All figures. ``unpack_ratio`` is of ``torch_cast_gbps``, the faster one of the two casts,
-    as the median over pairs."""
+    """All figures. ``unpack_ratio`` is of ``torch_cast_gbps``, the median over pairs."""
     torch.set_num_threads(1)
     units = _units(pages)
     names = codec_names()
     casts = {name: _Cast(units, kind) for name, kind in FP8_TYPES.items()}
-    faster = min(casts.values(), key=lambda cast: median([cast.seconds() for _ in range(3)]))
     figures: dict[str, dict[str, object]] = {}
     for name in progress(names, "speed", len(names)):
-        figures[name] = _speed(codec_by_name(name), units, faster, pairs)
+        figures[name] = _speed(codec_by_name(name), units, casts["e4m3"], pairs)
     for name in BASELINES:
         figures[name] = {"bytes_ratio": 0.5}
     for name, codec_figures in progress(list(figures.items()), "error", len(figures)):
@@ -60,9 +58,8 @@ def run(*, pairs: int, pages: int = PAGES) -> Mapping[str, object]:
     return {
         "head_dim": HEAD_DIM,
         "pairs": pairs,
-        "torch_cast_gbps": max(gbps.values()),
+        "torch_cast_gbps": gbps["e4m3"],
         "torch_cast_e5m2_gbps": gbps["e5m2"],
-        "torch_cast_e4m3_gbps": gbps["e4m3"],
         "codecs": figures,
     }
 
