@@ -23,22 +23,32 @@ def recover_pages(cache: PageCache, records: Records) -> None:
         return
     page_of, first = _group_by_page(records)
     heads = records[first]
-    units_seen = np.zeros(len(first), dtype=np.uint64)
-    np.bitwise_or.at(units_seen, page_of, np.uint64(1) << records["unit"].astype(np.uint64))
-    differs = np.zeros(len(first), dtype=np.bool_)
-    for name in ("variant", "layout", "unit_count"):
-        differs[page_of[records[name] != heads[name][page_of]]] = True
-    whole = (units_seen == _full_masks(heads["unit_count"])) & ~differs
+    whole = _whole_pages(records, page_of, heads)
+    row_of_page = np.full(len(first), NO_ROW, dtype=np.int32)
     for unit_count in np.unique(heads["unit_count"][whole]).tolist():
         chosen = np.flatnonzero(whole & (heads["unit_count"] == unit_count))
-        _add_pages(cache, heads[chosen], records, page_of, chosen, unit_count)
+        row_of_page[chosen] = _add_pages(cache, heads[chosen], unit_count)
+    _add_units(cache, records, row_of_page[page_of])
     cache.counters.add("recovered_pages", int(whole.sum()))
     cache.counters.add("recovered_dropped_pages", int((~whole).sum()))
-    _link_parents(cache, heads[whole])
-    _touch(cache, records, page_of, first, whole)
+    rows = row_of_page[whole]
+    _link_parents(cache, heads[whole], rows)
+    newest = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(newest, page_of, records["sequence"].astype(np.int64))
+    _touch(cache, rows, newest[whole])
     if not whole.all():
         assert cache.nvme is not None
         cache.nvme.forget_records(records[~whole[page_of]])
+
+
+def _whole_pages(records: Records, page_of: NDArray[np.int64], heads: Records) -> NDArray[np.bool_]:
+    """For each page whether all its units are there and agree on what they are part of."""
+    units_seen = np.zeros(len(heads), dtype=np.uint64)
+    np.bitwise_or.at(units_seen, page_of, np.uint64(1) << records["unit"].astype(np.uint64))
+    whole: NDArray[np.bool_] = units_seen == _full_masks(heads["unit_count"])
+    for name in ("variant", "layout", "unit_count"):
+        whole[page_of[records[name] != heads[name][page_of]]] = False
+    return whole
 
 
 def _full_masks(unit_counts: NDArray[np.uint8]) -> NDArray[np.uint64]:
@@ -48,6 +58,8 @@ def _full_masks(unit_counts: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 def _group_by_page(records: Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each record the number of its page; for each page the index of its first record."""
+    if (records["unit_count"] == 1).all():  # no two records are of one page
+        return np.arange(len(records)), np.arange(len(records))
     order = np.lexsort((records["unit"], records["key"][:, 1], records["key"][:, 0]))
     order = order[np.argsort(records["namespace"][order], kind="stable")]
     keys, namespaces = records["key"][order], records["namespace"][order]
@@ -58,14 +70,7 @@ def _group_by_page(records: Records) -> tuple[NDArray[np.int64], NDArray[np.int6
     return page_of, order[starts]
 
 
-def _add_pages(
-    cache: PageCache,
-    heads: Records,
-    records: Records,
-    page_of: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-    unit_count: int,
-) -> None:
+def _add_pages(cache: PageCache, heads: Records, unit_count: int) -> Rows:
     table = cache.table
     rows = table.add(
         heads["key"],
@@ -75,41 +80,37 @@ def _add_pages(
         heads["position"].astype(np.uint32),
     )
     table.variant[rows] = heads["variant"]
-    row_of_page = np.full(int(page_of.max()) + 1, NO_ROW, dtype=np.int32)
-    row_of_page[chosen] = rows
-    mine = np.flatnonzero(row_of_page[page_of] != NO_ROW)
-    unit_rows = table.unit_base[row_of_page[page_of[mine]]] + records["unit"][mine]
+    table.set_nvme_mask(rows, table.full_mask[rows])
+    return rows
+
+
+def _add_units(cache: PageCache, records: Records, rows: Rows) -> None:
+    """What is known of units, given the row of each one's page."""
+    table = cache.table
+    mine = rows != NO_ROW
+    unit_rows = table.unit_base[rows[mine]] + records["unit"][mine]
     table.units.nvme_offset[unit_rows] = records["offset"][mine]
     table.units.length[unit_rows] = records["length"][mine]
     table.units.digest[unit_rows] = records["digest"][mine]
-    table.set_nvme_mask(rows, table.full_mask[rows])
 
 
-def _link_parents(cache: PageCache, heads: Records) -> None:
+def _link_parents(cache: PageCache, heads: Records, rows: Rows) -> None:
     table = cache.table
-    rows = _rows_of(cache, heads)
+    low, high = heads["parent"][:, 0], heads["parent"][:, 1]
+    children = np.flatnonzero((low != 0) | (high != 0))
     parents = table.index.find_columns(
-        heads["parent"][:, 0], heads["parent"][:, 1], heads["namespace"].astype(np.int32)
+        low[children], high[children], heads["namespace"][children].astype(np.int32)
     )
-    has_parent = heads["parent"].any(axis=1) & (parents != NO_ROW)
-    has_parent &= table.depth[rows] == table.depth[parents].astype(np.int64) + 1
-    table.link(rows[has_parent], parents[has_parent])
+    rows = rows[children]
+    sound = (parents != NO_ROW) & (table.depth[rows] == table.depth[parents].astype(np.int64) + 1)
+    table.link(rows[sound], parents[sound])
 
 
-def _touch(
-    cache: PageCache,
-    records: Records,
-    page_of: NDArray[np.int64],
-    first: NDArray[np.int64],
-    whole: NDArray[np.bool_],
-) -> None:
+def _touch(cache: PageCache, rows: Rows, written: NDArray[np.int64]) -> None:
     """As if each page had last been used when it was written, and its ancestors with it."""
     table = cache.table
-    newest = np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(newest, page_of, records["sequence"].astype(np.int64))
-    rows = _rows_of(cache, records[first][whole])
     times = np.zeros(table.high_water, dtype=np.int64)
-    times[rows] = newest[whole]
+    times[rows] = written
     by_depth = np.argsort(table.depth[rows], kind="stable")[::-1]
     ordered = rows[by_depth]
     depths = table.depth[ordered]
@@ -122,9 +123,3 @@ def _touch(
     # Latest first; of equal times (a chain's pages) the head first.
     order = np.lexsort((table.depth[rows], -times[rows]))
     cache.policy.touch(rows[order])
-
-
-def _rows_of(cache: PageCache, heads: Records) -> Rows:
-    return cache.table.index.find_columns(
-        heads["key"][:, 0], heads["key"][:, 1], heads["namespace"].astype(np.int32)
-    )
