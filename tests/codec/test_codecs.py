@@ -74,6 +74,12 @@ class TestEveryCodec:
         assert codec.unpack(apart, layout, 0, into) is into
         assert torch.equal(into, expected)
 
+    def test_pages_need_no_gradients_to_be_turned_off(self, codec: Codec, layout: Layout) -> None:
+        values = units(layout, 2)
+        packed = codec.pack(values.clone().requires_grad_(), layout)
+        assert torch.equal(packed, codec.pack(values, layout))
+        assert not packed.requires_grad
+
     def test_no_pages_are_no_bytes(self, codec: Codec, layout: Layout) -> None:
         packed = codec.pack(units(layout, 0), layout)
         assert packed.shape == (0, codec.unit_bytes(layout, 0))

@@ -3,8 +3,10 @@
 Speed is of one thread, in bytes of the unpacked bfloat16 side, on the units of a rank of a 70B
 model at TP 8. It is taken alternately with torch's own cast of as many e4m3 numbers to bfloat16,
 ``torch_cast_gbps``, which does without any scale; ``torch_cast_e5m2_gbps`` is the other format's,
-which torch has vectorised. The memory of all results exists beforehand. Errors are of pages behind the chain's first, against the
-bfloat16 that were packed; ``cast_e5m2`` and ``cast_e4m3`` are plain casts.
+which torch has vectorised. The memory of all results exists beforehand.
+
+Errors are of pages behind the chain's first, against the bfloat16 that were packed;
+``cast_e5m2`` and ``cast_e4m3`` are plain casts.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class _Side:
 def pack(codec: PackedCodec, sections: Sections, units: Tensor, layout: Layout) -> Tensor:
     """See ``Codec.pack``."""
     dtype = _dtype(layout)
-    units = units.view(dtype)
+    units = units.detach().view(dtype)
     pages, raw = units.shape[0], codec.raw_tokens
     data = torch.empty((pages, sections.size_bytes), dtype=torch.uint8, device=units.device)
     tokens_dim = 2 if layout.kind is KvKind.MLA else 3

@@ -30,7 +30,7 @@ class RawCodec(Codec):
         import torch
 
         unit_bytes = prod(units.shape[1:]) * units.element_size()
-        return units.contiguous().view(torch.uint8).reshape(units.shape[0], unit_bytes)
+        return units.detach().contiguous().view(torch.uint8).reshape(units.shape[0], unit_bytes)
 
     def unpack(self, data: Tensor, layout: Layout, unit: int, out: Tensor | None = None) -> Tensor:
         import torch
