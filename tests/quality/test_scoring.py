@@ -45,7 +45,7 @@ def test_divergence_is_taken_from_the_reference() -> None:
 def test_a_constant_added_to_logits_changes_nothing() -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     score = compare(logits, logits + 3, torch.zeros(5, dtype=torch.int64))
-    assert abs(score.kl) < 1e-12
+    assert abs(score.kl) < 1e-8
 
 
 def test_small_divergences_survive_cancellation() -> None:
