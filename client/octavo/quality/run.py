@@ -61,8 +61,10 @@ def run_quality(request: Request, *, plot: Path | None, to_stderr: bool) -> dict
         "torch": str(torch.__version__),
         "elapsed_s": round(time.perf_counter() - begin, 1),
     }
-    for table in (codec_table(measured), text_table(measured)):
-        console.print(table)
+    console.print(codec_table(measured))
+    by_text = text_table(measured)
+    if console.measure(by_text).maximum <= console.width:  # cut figures would help nobody
+        console.print(by_text)
     console.print(
         f"{model_name}: {request.prefix_tokens} tokens packed, the next {request.score_tokens} "
         f"scored, {len(texts)} texts, {about['elapsed_s']:.0f} s",
