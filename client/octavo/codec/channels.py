@@ -17,38 +17,41 @@ from octavo.codec.numbers import NOT_FINITE, OFFSETS, SCALES, SHIFT_UNIT
 from octavo.codec.rows import Line, Parameters, Rows
 from octavo.codec.scratch import Scratch
 
-_SEARCH_ROUNDS: Final = 24
-"""Scales tried for a row; more than six were never seen. The first is exact but for the rounding
-of the offset, which is at most a sixteenth of it."""
+_SEARCH_ROUNDS: Final = 64
+"""Integer scales tried for a row, from the one that its range calls for on: eight octaves, of
+which the rounding of the offset, a sixteenth at most, may cost four."""
 
 
 class FloatChannels(Rows):
-    """FP8: value = S * v + m, with m the number nearest to the channel's median of those that are
-    eight times an e4m3 number: up to 3,584, above the strongest key biases.
+    """FP8: value = S * v + m, with m eight times an e4m3 number near the channel's mean: up to
+    3,584, above the strongest key biases.
 
-    The median (the 8th smallest of 16) serves as well as the mean, and rounding keeps the order
-    of values, so it is known where it goes: ``quantise`` keeps numbers that would round to the
-    same m within that cell. So m is found again, and with it S.
+    FP8's precision does not depend on S, so of the eight scales of an octave the one is taken
+    that meets the channel's two extremes best: on a real model their error decides (KL is half
+    of what the smallest scale gives, and that of a scale in full precision).
+
+    m is near the mean, not nearest: it is rounded to an eighth of the range's octave before, so
+    that rounded values seldom have another.
     """
 
     dim = 1
     parameter_dtypes = ("uint8", "uint8")
 
-    def __init__(self, elements: Elements, reach: float) -> None:
-        """``reach``: magnitude up to which v is used."""
+    def __init__(self, elements: Elements) -> None:
         self.elements = elements
-        self._reach = reach
 
     def measure(self, values: Tensor, scratch: Scratch) -> Parameters:
         lowest = values.amin(self.dim, keepdim=True)
         highest = values.amax(self.dim, keepdim=True)
-        middle = _median_of_16(values, scratch)
-        offset = _SHIFT.encode(middle / SHIFT_UNIT, Scratch(values.device))
+        mean = _mean_of_16(values)
+        offset = self._offset(mean, torch.maximum(highest - mean, mean - lowest))
         shift = _shift_of(offset)
-        half_range = torch.maximum(highest - shift, shift - lowest)
+        above, below = highest - shift, lowest - shift
+        half_range = torch.maximum(above, -below)
         scales, _offsets = _tables(values.device)
-        code = _scale_code(half_range / self._reach, scales)
+        code = _scale_code(half_range / _REACH, scales)
         unfit = ~torch.isfinite(half_range) | (code == NOT_FINITE)
+        code = self._best_of_an_octave(code, above, below)
         return (
             torch.where(unfit, NOT_FINITE, code).to(torch.uint8),
             torch.where(unfit, 0, offset),
@@ -58,14 +61,6 @@ class FloatChannels(Rows):
         step, shift = self._numbers(parameters)
         numbers = scratch.take("numbers", values.shape, torch.float32)
         torch.sub(values, shift, out=numbers).div_(step)
-        below, above = _cell(shift)
-        below, above = below.div_(step), above.div_(step)
-        inner = scratch.take("inner", values.shape, torch.float32)
-        torch.clamp(numbers, -self._floor(below), self._floor(above), out=inner)
-        in_cell = scratch.take("in_cell", values.shape, torch.bool)
-        is_below = scratch.take("is_below", values.shape, torch.bool)
-        torch.gt(numbers, -below, out=in_cell).logical_and_(torch.lt(numbers, above, out=is_below))
-        torch.where(in_cell, inner, numbers, out=numbers)
         return _or_zero(self.elements.encode(numbers, scratch), parameters[0])
 
     def line(self, parameters: Parameters) -> Line:
@@ -77,17 +72,32 @@ class FloatChannels(Rows):
         scales, _offsets = _tables(parameters[0].device)
         return _pick(scales, parameters[0].to(torch.int32)), _shift_of(parameters[1])
 
-    def _floor(self, numbers: Tensor) -> Tensor:
-        """The largest element number below ``numbers`` (positive) by at least 1/64 of it, which
-        is room for the rounding of values to the engine's dtype."""
-        limit = numbers * (1 - 2.0**-6)
-        codes = self.elements.encode(limit.clone(), Scratch(limit.device))
-        nearest = torch.empty_like(limit)
-        self.elements.decode(codes, nearest, Scratch(codes.device))
-        too_large = nearest.mul_(self.elements.unit) > limit
-        codes.sub_(too_large.to(torch.uint8))
-        self.elements.decode(codes, nearest, Scratch(codes.device))
-        return nearest.mul_(self.elements.unit)
+    def _offset(self, mean: Tensor, half_range: Tensor) -> Tensor:
+        """The byte of m."""
+        octave = (half_range.view(torch.int32) & 0x7F800000).view(torch.float32)
+        unit = (octave / 8).clamp_(min=2.0**-30)
+        coarse = (mean / unit).round_().mul_(unit)
+        return _SHIFT.encode(coarse.div_(SHIFT_UNIT), Scratch(mean.device))
+
+    def _best_of_an_octave(self, first: Tensor, above: Tensor, below: Tensor) -> Tensor:
+        """Of a scale code and the seven behind it, the one that rounds both extremes best."""
+        scales, _offsets = _tables(first.device)
+        extremes = torch.cat((above, below), 1)
+        best, least = first, torch.full_like(above, torch.inf)
+        for further in range(8):
+            code = (first + further).clamp_(max=NOT_FINITE - 1)
+            step = _pick(scales, code)
+            error = (self._rounded(extremes / step) * step).sub_(extremes)
+            error = error.square_().sum(1, keepdim=True)
+            better = error < least
+            best, least = torch.where(better, code, best), torch.where(better, error, least)
+        return best
+
+    def _rounded(self, numbers: Tensor) -> Tensor:
+        scratch = Scratch(numbers.device)
+        out = torch.empty_like(numbers)
+        self.elements.decode(self.elements.encode(numbers, scratch), out, scratch)
+        return out.mul_(self.elements.unit)
 
 
 class IntegerChannels(Rows):
@@ -120,23 +130,36 @@ class IntegerChannels(Rows):
         )
         code = _scale_code(needed / self._step_factor, scales)
         code = torch.where(torch.isfinite(needed), code, NOT_FINITE)
+        best, chosen = code, torch.zeros_like(code)
+        least = torch.full_like(centre, torch.inf)
+        fits = code == NOT_FINITE
         for _ in range(_SEARCH_ROUNDS):
             step = _pick(scales, code).mul_(self._step_factor)
             top, bottom = highest / step, lowest / step
             # From the rounded range, so that the rounded values call for this offset, too.
             offset = _offset_code((top.round() + bottom.round() + 1) / 2)
             number = _pick(offsets, offset)
-            above, below = top.sub_(number), (number - 1).sub_(bottom)
-            distance = torch.maximum(above, below)
-            too_far = distance > self._reach
-            if not too_far.any():
+            above, below = top.sub_(number), bottom.sub_(number)
+            cost = self._cost(above, below).mul_(step.square())
+            better = (cost < least) & ~fits
+            best, chosen = torch.where(better, code, best), torch.where(better, offset, chosen)
+            least = torch.where(better, cost, least)
+            fits |= torch.maximum(above, -1 - below) <= self._reach
+            if fits.all():
                 break
-            more = (torch.log2(distance / self._reach) * 8).ceil_().clamp_(1, 255).to(torch.int32)
-            code = torch.where(too_far, code + more, code).clamp_(max=NOT_FINITE)
-        else:
-            raise AssertionError(f"no scale found in {_SEARCH_ROUNDS} rounds")
-        offset = torch.where(code == NOT_FINITE, 0, offset)
-        return code.to(torch.uint8), offset.to(torch.uint8)
+            code = torch.where(fits, code, code + 1).clamp_(max=NOT_FINITE)
+            fits |= code == NOT_FINITE
+        best = torch.where(torch.isfinite(least), best, NOT_FINITE)
+        chosen = torch.where(best == NOT_FINITE, 0, chosen)
+        return best.to(torch.uint8), chosen.to(torch.uint8)
+
+    def _cost(self, above: Tensor, below: Tensor) -> Tensor:
+        """Squared error to be expected of a row, in steps: 1/12 for each of its values, and what
+        its extremes miss."""
+        largest = self._half - 1
+        up = above.round().clamp_(-self._half, largest).sub_(above)
+        down = below.round().clamp_(-self._half, largest).sub_(below)
+        return up.square_().add_(down.square_()).add_(16 / 12)
 
     def quantise(self, values: Tensor, parameters: Parameters, scratch: Scratch) -> Tensor:
         step, number = self._numbers(parameters)
@@ -158,39 +181,17 @@ class IntegerChannels(Rows):
 
 
 _SHIFT: Final = E4M3()
-_SORT_8: Final = (
-    ((0, 1), (2, 3), (4, 5), (6, 7)),
-    ((0, 2), (1, 3), (4, 6), (5, 7)),
-    ((1, 2), (5, 6), (0, 4), (3, 7)),
-    ((1, 5), (2, 6)),
-    ((1, 4), (3, 6)),
-    ((2, 4), (3, 5)),
-    ((3, 4),),
-)
-"""Batcher's network: comparing these places, in this order, sorts eight."""
+
+_REACH: Final = 448.5
+"""Magnitude up to which v is used: FP8's largest, and what rounding to bfloat16 may add."""
 
 
-def _median_of_16(values: Tensor, scratch: Scratch) -> Tensor:
-    """The 8th smallest of ``[n, 16, width]``, ``[n, 1, width]``; NaN where there is one.
-
-    A network of minima and maxima: torch's median is some ten times slower.
-    """
-    n, _tokens, width = values.shape
-    planes = scratch.take("planes", (9, n, 2, width), torch.float32)
-    places = list(planes.unbind(0))
-    planes[:8].copy_(values.view(n, 2, 8, width).permute(2, 0, 1, 3))
-    spare = places.pop()
-    for step in _SORT_8:
-        for one, other in step:
-            torch.minimum(places[one], places[other], out=spare)
-            torch.maximum(places[one], places[other], out=places[other])
-            places[one], spare = spare, places[one]
-    # Of two sorted halves, the smaller of i-th and (7 - i)-th are the eight smallest of all.
-    middle = torch.minimum(places[0][:, :1], places[7][:, 1:])
-    for i in range(1, 8):
-        smaller = torch.minimum(places[i][:, :1], places[7 - i][:, 1:])
-        torch.maximum(middle, smaller, out=middle)
-    return middle
+def _mean_of_16(values: Tensor) -> Tensor:
+    """Over the middle dimension of ``[n, 16, width]``, halves added to halves, so that it does
+    not depend on how torch would sum."""
+    for half in (8, 4, 2, 1):
+        values = values[:, :half] + values[:, half:]
+    return values / 16
 
 
 def _or_zero(codes: Tensor, scale: Tensor) -> Tensor:
@@ -204,19 +205,6 @@ def _shift_of(offset: Tensor) -> Tensor:
     shift = torch.empty(offset.shape, dtype=torch.float32, device=offset.device)
     _SHIFT.decode(offset, shift, Scratch(offset.device))
     return shift.mul_(_SHIFT.unit * SHIFT_UNIT)
-
-
-def _cell(shift: Tensor) -> tuple[Tensor, Tensor]:
-    """How far below and above a number is still rounded to ``shift``: half the
-    distance to its neighbours. (What lies beyond the last belongs to it and is not kept in.)"""
-    magnitude = shift.abs()
-    # Below the normal numbers all are equally far apart; else 1/8 of the power of two.
-    power = (magnitude.view(torch.int32) & 0x7F800000).view(torch.float32)
-    outward = (power / 16).clamp_(min=SHIFT_UNIT * 2.0**-10)
-    inward = torch.where(magnitude == power, outward / 2, outward).clamp_(min=SHIFT_UNIT * 2.0**-10)
-    inward = torch.where(magnitude <= SHIFT_UNIT * 2.0**-6, outward, inward)
-    positive = shift > 0
-    return torch.where(positive, inward, outward), torch.where(positive, outward, inward)
 
 
 @cache
