@@ -39,8 +39,9 @@ class Narrator:
 
     def figures(self, report: TurnReport) -> None:
         """What a turn took."""
+        packed_by = f"{report.codec}: " if report.stored_bytes else ""
         self.detail(
-            f"  first token after {_milliseconds(report.ttft_s)}: "
+            f"  {packed_by}first token after {_milliseconds(report.ttft_s)}: "
             f"{count_text(report.computed_tokens)} tokens computed, "
             f"{count_text(report.loaded_tokens)} loaded, of {count_text(report.prompt_tokens)}"
         )
