@@ -91,9 +91,9 @@ def codec_table(measured: Measured) -> Table:
     """A row a scheme."""
     table = Table(title="Quality of packed KV", title_justify="left")
     table.add_column("codec", no_wrap=True)
-    headings = ["KL", "/ cast_e4m3", "dPPL", "same top-1", "bytes"]
+    headings = ["KL", "/ cast_e4m3", "dPPL", "top-1", "bytes"]
     if measured.rounds > 1:
-        headings.append(f"KL of {measured.rounds} rounds")
+        headings.append(f"x {measured.rounds}")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in measured.schemes.items():
