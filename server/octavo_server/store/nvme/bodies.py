@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -64,30 +64,62 @@ class ReadRequest(Operation):
         self.outcome = UnitOutcome.OK if sound else UnitOutcome.CORRUPT
 
 
-class WriteRequest(Operation):
-    """One unit to write: ``view`` holds ``length`` bytes, padded to 4 KiB."""
+TOGETHER_BYTES_MAX: Final = 1 << 20
+"""Adjacent units up to this size are written with one call: a third of the calls for units of
+320 KiB, and of the hand-overs between threads that come with each."""
 
-    __slots__ = ("bodies", "length", "offset", "row", "view")
 
-    def __init__(
-        self,
-        *,
-        bodies: Bodies,
-        offset: int,
-        length: int,
-        view: memoryview,
-        row: int,
-        sink: Callable[[list[WriteRequest]], None],
-    ) -> None:
-        super().__init__(sink)
-        self.bodies = bodies
+class BodyToWrite:
+    """One unit: ``view`` holds ``length`` bytes, padded to 4 KiB; ``error``: what went wrong."""
+
+    __slots__ = ("error", "length", "offset", "row", "view")
+
+    def __init__(self, offset: int, length: int, view: memoryview, row: int) -> None:
         self.offset = offset
         self.length = length
         self.view = view
         self.row = row
+        self.error: BaseException | None = None
+
+
+class WriteRequest(Operation):
+    """Units to write that lie one behind the other on the device, or a single one."""
+
+    __slots__ = ("bodies", "units")
+
+    def __init__(
+        self,
+        bodies: Bodies,
+        units: Sequence[BodyToWrite],
+        sink: Callable[[list[WriteRequest]], None],
+    ) -> None:
+        super().__init__(sink)
+        self.bodies = bodies
+        self.units = units
 
     def perform(self) -> None:
-        self.bodies.write(self.view, self.offset, self.length)
+        if len(self.units) > 1 and self.bodies.write_together(self.units):
+            return
+        for unit in self.units:
+            try:
+                self.bodies.write(unit.view, unit.offset, unit.length)
+            except OSError as error:
+                unit.error = error
+
+
+def adjacent_runs(units: Sequence[BodyToWrite]) -> list[list[BodyToWrite]]:
+    """The units in their order, those together that one call may write."""
+    runs: list[list[BodyToWrite]] = []
+    end = size_bytes = -1
+    for unit in units:
+        padded = padded_bytes(unit.length)
+        if unit.offset != end or size_bytes + padded > TOGETHER_BYTES_MAX or not runs:
+            runs.append([])
+            size_bytes = 0
+        runs[-1].append(unit)
+        size_bytes += padded
+        end = unit.offset + padded
+    return runs
 
 
 class Bodies:
@@ -144,6 +176,20 @@ class Bodies:
         else:
             return
         write_fully(self._files, self._buffered_fd, source, offset)
+
+    def write_together(self, units: Sequence[BodyToWrite]) -> bool:
+        """Writes adjacent units with one call. False where it did not take them all: then nothing
+        is known of any of them, and each is to be written by itself.
+        """
+        first = units[0].offset
+        views = [unit.view[: padded_bytes(unit.length)] for unit in units]
+        size_bytes = sum(len(view) for view in views)
+        if first + size_bytes > self.capacity_bytes:
+            return False
+        try:
+            return self._files.pwritev(self._fd, views, first) == size_bytes
+        except OSError:
+            return False
 
     def sync(self) -> None:
         self._files.fdatasync(self._buffered_fd)

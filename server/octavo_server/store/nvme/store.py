@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from octavo_proto.layout import Layout
 from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
-from octavo_server.store.nvme.bodies import ReadRequest, UnitOutcome, WriteRequest
+from octavo_server.store.nvme.bodies import (
+    BodyToWrite,
+    ReadRequest,
+    UnitOutcome,
+    WriteRequest,
+    adjacent_runs,
+)
 from octavo_server.store.nvme.config import NvmeConfig
 from octavo_server.store.nvme.health import (
     ReadWatch,
@@ -206,31 +212,20 @@ class NvmeStore:
         def written(requests: list[WriteRequest]) -> None:
             nonlocal left
             for request in requests:
-                if request.error is None:
-                    stored[request.row] = True
-                    self._breaker.succeeded()
-                    self.counters.units_written += 1
-                    self.counters.bytes_written += padded_bytes(request.length)
-                else:
-                    self.counters.write_errors += 1
-                    self._breaker.failed(request.error, self._loop.time())
-            left -= len(requests)
+                for unit in request.units:
+                    self._note_written(unit, unit.error or request.error)
+                    stored[unit.row] = unit.error is None and request.error is None
+                left -= len(request.units)
             if not left and not done.done():
                 done.set_result(None)
 
         places = zip(records["offset"].tolist(), records["length"].tolist(), bodies, strict=True)
+        units = [
+            BodyToWrite(offset, length, view, row)
+            for row, (offset, length, view) in enumerate(places)
+        ]
         self._write_lane.submit(
-            [
-                WriteRequest(
-                    bodies=self._bodies,
-                    offset=offset,
-                    length=length,
-                    view=view,
-                    row=row,
-                    sink=written,
-                )
-                for row, (offset, length, view) in enumerate(places)
-            ]
+            [WriteRequest(self._bodies, run, written) for run in adjacent_runs(units)]
         )
         await done
         if still_wanted is not None:
@@ -238,6 +233,15 @@ class NvmeStore:
         if stored.any() and not await self.log_units(records[stored]):
             stored[:] = False
         return stored
+
+    def _note_written(self, unit: BodyToWrite, error: BaseException | None) -> None:
+        if error is None:
+            self._breaker.succeeded()
+            self.counters.units_written += 1
+            self.counters.bytes_written += padded_bytes(unit.length)
+        else:
+            self.counters.write_errors += 1
+            self._breaker.failed(error, self._loop.time())
 
     async def log_units(self, records: Records) -> bool:
         """The last step of a write, for units whose bodies are in their slots: whether they
