@@ -62,8 +62,30 @@ def test_an_independent_reader_finds_the_same_latents(name: str, data: st.DataOb
     latents = [value for row in rows for value in row[:130] if isinstance(value, float)]
     assert same(got[:, :130].flatten(), as_read(latents, layout))
     rope = b"".join(value for row in rows for value in row[130:] if isinstance(value, bytes))
-    kept = got[:, 130:].to(torch.bfloat16) if dtype == "float32" else got[:, 130:]
-    assert rope == bits(kept).numpy().tobytes()
+    if dtype != "float32":
+        assert rope == bits(got[:, 130:]).numpy().tobytes()
+        return
+    stored = torch.frombuffer(bytearray(rope), dtype=torch.int16).view(16, 2)
+    nan = got[:, 130:].isnan()
+    assert torch.equal(stored == 0x7FC0, nan)
+    assert torch.equal(stored[~nan], bits(got[:, 130:].to(torch.bfloat16))[~nan])
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "int8"])
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_every_nan_of_float32_rope_is_one_nan(name: str, tokens: int) -> None:
+    layout = mla("float32", layers=3, head_dim=130, rope_dim=2)
+    units = torch.zeros((tokens // 16, 3, 16, 132))
+    units[..., 130] = torch.nan
+    units[..., 131] = -torch.nan
+    codec = codec_by_name(name)
+    packed = codec.pack(units, layout)
+    again = codec.pack(codec.unpack(packed, layout, 0), layout)
+    assert torch.equal(packed, again)
+    for page in packed:
+        read = read_latents(page.numpy().tobytes(), name, 3, 16, 130, 2)
+        rope = b"".join(value for value in read if isinstance(value, bytes))
+        assert rope == b"\xc0\x7f" * (3 * 16 * 2)
 
 
 @pytest.mark.parametrize("count", [8, 6, 5])

@@ -204,6 +204,10 @@ def _rows(number: str, bits: int) -> tuple[Rows, Rows]:
     return FloatChannels(elements), ScaledRows(elements, torch.float16)
 
 
+BFLOAT16_NAN: Final = 0x7FC0
+"""The NaN that stands for every NaN of float32 in the rotary part of MLA."""
+
+
 @cache
 def _tile_rows(number: str, bits: int) -> Rows:
     if number == "int":
@@ -213,9 +217,11 @@ def _tile_rows(number: str, bits: int) -> Rows:
 
 def _to_16_bits(rope: Tensor) -> Tensor:
     """The engine's 16 bits as they are; bfloat16 of float32."""
-    if rope.dtype == torch.float32:
-        rope = rope.to(torch.bfloat16)
-    return rope.contiguous().view(torch.int16)
+    if rope.dtype != torch.float32:
+        return rope.contiguous().view(torch.int16)
+    # Which NaN a conversion makes depends on the instructions that torch chose for the shape.
+    stored = rope.to(torch.bfloat16).contiguous().view(torch.int16)
+    return stored.masked_fill(rope.isnan(), BFLOAT16_NAN)
 
 
 def _dtype(layout: Layout) -> torch.dtype:
