@@ -252,17 +252,18 @@ def test_a_stopped_inline_get_keeps_no_lease_and_what_it_got_late_is_not_wrong(
     node: NodeProcess,
 ) -> None:
     chain = chain_of("stopped get", 256, layout=1)
-    with RawSession(node.address) as session:
-        session.store(chain)
-        with Worker(node, "get_inline", "stopped get") as worker:
-            worker.stop()
-            wait_until("no lease", lambda: statistics(node).gauges["leases"] == 0)
-            wait_until("no pin", lambda: statistics(node).gauges["pinned_pages"] == 0)
+    with RawSession(node.address) as before:
+        before.store(chain)
+        before.close()
+    with Worker(node, "get_inline", "stopped get") as worker:
+        worker.stop()
+        wait_until("no lease", lambda: statistics(node).gauges["leases"] == 0)
+        wait_until("no pin", lambda: statistics(node).gauges["pinned_pages"] == 0)
+        with RawSession(node.address) as filler:  # idle sessions end soon on this node
             for number in range(3):
-                session.store(chain_of(f"stopped get filler {number}", 1000))
-            worker.resume()
-            statuses = worker.go_on()  # the worker holds each byte it got against its key
-        assert len(statuses) == 256
-        assert set(statuses) <= {cache_pb2.STATUS_DONE, EXPIRED, cache_pb2.STATUS_MISSING}
-        assert EXPIRED in statuses
-        session.close()
+                filler.store(chain_of(f"stopped get filler {number}", 1000))
+        worker.resume()
+        statuses = worker.go_on()  # the worker holds each byte it got against its key
+    assert len(statuses) == 256
+    assert set(statuses) <= {cache_pb2.STATUS_DONE, EXPIRED, cache_pb2.STATUS_MISSING}
+    assert EXPIRED in statuses
