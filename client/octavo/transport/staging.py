@@ -109,7 +109,7 @@ class StagedPut:
                 with self._mappings.in_use():
                     source.fill_rows(batch)
                 # The node ends a reservation with its last commit, which may overtake earlier
-                # ones that are still being copied: only a commit that is alone says so.
+                # ones on their way there: only a commit that is alone says so.
                 alone = begin == 0 and end == len(rows)
                 pending = self._start_commit(batch, offsets, reserved.reservation_id, last=alone)
             except BaseException:
