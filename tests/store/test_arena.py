@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,31 @@ def test_closing_with_a_view_in_use_is_survived() -> None:
     arena.close()
     assert bytes(view) == bytes(10)
     view.release()
+
+
+def test_an_arena_without_huge_pages_to_be_had_uses_ordinary_ones() -> None:
+    size_bytes = 6 * MIB + 4096 * 3  # no multiple of any huge page
+    arena = Arena(size_bytes, size_bytes, 4096 * 3, huge_pages=True)
+    arena.view(0, 4)[:] = b"page"
+    assert bytes(arena.view(0, 4)) == b"page"
+    arena.close()
+
+
+def test_reserved_huge_pages_are_used_and_stay_sealed() -> None:
+    def free_pages() -> int:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        values = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return values.get("HugePages_Free", 0) - values.get("HugePages_Rsvd", 0)
+
+    before = free_pages()
+    if before < 2:
+        pytest.skip("this host has reserved no huge pages (sysctl vm.nr_hugepages)")
+    arena = Arena(2 * MIB, 2 * MIB, MIB, huge_pages=True)
+    assert free_pages() == before - 1
+    arena.view(0, 4)[:] = b"page"
+    descriptor = os.open(f"/proc/self/fd/{arena.segments[0].fd}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        mmap.mmap(descriptor, 2 * MIB)
+    os.close(descriptor)
+    arena.close()
+    assert free_pages() == before

@@ -34,9 +34,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class MappedMemory:
     """A memfd that the node has mapped, with its address. Closing unmaps it."""
 
-    def __init__(self, name: str, size_bytes: int, *, writable: bool, seals: int) -> None:
+    def __init__(
+        self, name: str, size_bytes: int, *, writable: bool, seals: int, flags: int = 0
+    ) -> None:
         self.size_bytes: Final = size_bytes
-        self.fd: Final = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd: Final = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         try:
             os.ftruncate(self.fd, size_bytes)
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -80,16 +82,7 @@ class Arena:
             raise ValueError(f"{segment_count} segments, at most {SEGMENTS_MAX} allowed")
         self.slots: Final = SlabAllocator(segment_count * segment_bytes, slab_bytes)
         seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        self.segments: Final = [
-            MappedMemory(f"octavo-arena-{index}", segment_bytes, writable=True, seals=seals)
-            for index in range(segment_count)
-        ]
-        if huge_pages:
-            for segment in self.segments:
-                try:
-                    segment.map.madvise(_MADV_HUGEPAGE)
-                except OSError:  # the kernel was built without them: ordinary pages then
-                    break
+        self.segments: Final = _segments(segment_bytes, segment_count, seals, huge_pages)
 
     @property
     def capacity_bytes(self) -> int:
@@ -122,6 +115,36 @@ class Arena:
         """Unmaps all segments."""
         for segment in self.segments:
             segment.close()
+
+
+def _segments(size_bytes: int, count: int, seals: int, huge_pages: bool) -> list[MappedMemory]:
+    """The arena's segments, in reserved huge pages if the host has enough of them."""
+
+    def mapped(flags: int) -> list[MappedMemory]:
+        made: list[MappedMemory] = []
+        try:
+            for index in range(count):
+                name = f"octavo-arena-{index}"
+                made.append(MappedMemory(name, size_bytes, writable=True, seals=seals, flags=flags))
+        except OSError:
+            for segment in made:
+                segment.close()
+            raise
+        return made
+
+    if huge_pages:
+        try:
+            return mapped(os.MFD_HUGETLB)
+        except OSError:  # too few are reserved, or a segment is no multiple of one
+            _log.info("no huge pages for the arena: ordinary pages then")
+    segments = mapped(0)
+    if huge_pages:
+        for segment in segments:
+            try:
+                segment.map.madvise(_MADV_HUGEPAGE)
+            except OSError:  # the kernel was built without them
+                break
+    return segments
 
 
 class StagingRing:
