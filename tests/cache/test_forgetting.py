@@ -48,6 +48,33 @@ def test_a_deleted_page_is_not_found_but_stays_while_leased() -> None:
     in_memory(test)
 
 
+def test_a_put_keeps_the_empty_rows_of_its_chain_that_only_a_deleted_page_stood_below() -> None:
+    async def test(world: World) -> None:
+        session = await world.session()
+        cache = world.cache
+        chain = chain_of(session, range(4))
+        await world.put(session, chain, range(4))
+        leased: Got = await world.get(session, chain_of(session, [2]), release=False)
+        assert (await cache.delete(session, chain_of(session, [1, 2]))).tolist() == [DONE, DONE]
+        assert cache.leases.release(session, leased.leases[0].lease_id)
+        # Page 3 is left. Above it the withdrawn row of page 2, and above that the empty one of
+        # page 1, which nothing else needs, until now.
+        assert cache.table.row_count == 4
+        assert (await world.put(session, chain, range(4), version=2))[1:3, 0].tolist() == [
+            STORED,
+            STORED,
+        ]
+        assert world.present(session, chain) == 4
+        assert cache.table.row_count == 4
+        rows = cache.table.find(chain.keys, chain.namespace)
+        assert cache.table.parent[rows].tolist() == [-1, *rows[:3].tolist()]
+        await cache.clear(session.namespaces[0], None)
+        assert cache.table.row_count == 0
+        assert world.arena.slots.used_bytes == 0
+
+    in_memory(test)
+
+
 def test_a_clear_during_a_commit_leaves_nothing_visible() -> None:
     async def test(world: World) -> None:
         session = await world.session(namespaces=("a", "b"))

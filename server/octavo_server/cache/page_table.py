@@ -210,14 +210,18 @@ class PageTable(_Columns):
         np.add.at(self.memory_children, parents, (self.memory_mask[rows] != 0).astype(np.int32))
         np.add.at(self.nvme_children, parents, (self.nvme_mask[rows] != 0).astype(np.int32))
 
-    def unlink(self, rows: Rows) -> None:
-        """Takes their parents from rows that have one; the parents go if nothing is left."""
+    def unlink(self, rows: Rows) -> Rows:
+        """Takes their parents from rows that have one.
+
+        Returns the parents. They are for the caller to ``drop_unused``, as soon as it needs no
+        row any more that may go with them: their own parents do, up to the next one in use.
+        """
         parents = self.parent[rows]
         np.subtract.at(self.child_rows, parents, 1)
         np.subtract.at(self.memory_children, parents[self.memory_mask[rows] != 0], 1)
         np.subtract.at(self.nvme_children, parents[self.nvme_mask[rows] != 0], 1)
         self.parent[rows] = NO_ROW
-        self.drop_unused(parents)
+        return parents
 
     def set_memory_mask(self, rows: Rows, masks: NDArray[np.uint64]) -> None:
         """Changes which units are in memory, and the parents' counts with it."""

@@ -51,7 +51,7 @@ def reserve(
     check_distinct(chain)
     cache.reservations.check_room(session)
     _drop_empty_rows_of_other_layouts(cache, chain)
-    rows, parent_row = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
+    rows, parent_row, left = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
     _clear_unreadable(cache, session, request, rows)
     # Used before room is made for the new units, so that others go first.
     cache.policy.touch(rows)
@@ -75,6 +75,8 @@ def reserve(
             )
     finally:
         cache.pins.unpin(pinned)
+        # Not before: empty rows of this very chain may be all that these stood below.
+        table.drop_unused(left)
     counts = np.bincount(statuses.ravel(), minlength=16)
     cache.counters.add("put_units_reserved", int(counts[RESERVED]))
     cache.counters.add("put_units_present", int(counts[ALREADY_PRESENT]))
@@ -97,10 +99,12 @@ def _drop_empty_rows_of_other_layouts(cache: PageCache, chain: ChainView) -> Non
     table.drop_unused(empty)
 
 
-def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows, Rows]:
-    """Rows for all pages of the chain, linked to each other; and the row before the first one."""
+def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Rows for all pages of the chain, linked to each other; the row before the first one; and
+    withdrawn rows that were parents until now, and may go.
+    """
     table = cache.table
-    before = np.empty(0, dtype=np.int32)
+    before = left = np.empty(0, dtype=np.int32)
     first_depth = 0
     if chain.parent is not None and not chain.unlinked:
         before = table.find(chain.parent, chain.namespace)
@@ -131,22 +135,20 @@ def _complete_rows(cache: PageCache, chain: ChainView, rows: Rows) -> tuple[Rows
         parents = np.concatenate([before if len(before) else [NO_ROW], rows[:-1]]).astype(np.int32)
         # A row gets its parent once, and only one that lies right above it: depth falls along
         # every link, so that no request, however strange, can make a chain a circle.
-        _unlink_withdrawn_parents(cache, rows, parents)
+        left = _unlink_withdrawn_parents(cache, rows, parents)
         unlinked = (table.parent[rows] == NO_ROW) & (parents != NO_ROW)
         unlinked &= table.depth[rows] == table.depth[parents].astype(np.int64) + 1
         table.link(rows[unlinked], parents[unlinked])
-    return rows, before
+    return rows, before, left
 
 
-def _unlink_withdrawn_parents(cache: PageCache, rows: Rows, parents: Rows) -> None:
+def _unlink_withdrawn_parents(cache: PageCache, rows: Rows, parents: Rows) -> Rows:
     """A parent that was deleted or quarantined while in use has left a row behind that no chain
-    finds any more; the page that was put in its place is the parent now.
+    finds any more; the page that was put in its place is the parent now. Returns these rows.
     """
     table = cache.table
     linked = (table.parent[rows] != NO_ROW) & (parents != NO_ROW)
-    stale = rows[linked & table.withdrawn[table.parent[rows]]]
-    if len(stale):
-        table.unlink(stale)
+    return table.unlink(rows[linked & table.withdrawn[table.parent[rows]]])
 
 
 def _clear_unreadable(
