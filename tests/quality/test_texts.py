@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.demo.checkpoint import FOLDER_NAME, cache_folder
+from octavo.demo.checkpoint import ensure_checkpoint
 from octavo.quality import QualityError, choose_texts, committed_texts
 
 TOKENS_MIN = 1600
@@ -29,10 +29,10 @@ def test_texts_are_long_enough_and_differ() -> None:
     assert len(set(lines)) == len(lines), "no line of length comes twice"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_texts_have_1600_tokens_of_the_default_model() -> None:
-    file = cache_folder() / FOLDER_NAME / "tokenizer.json"
-    if not file.is_file():
-        pytest.skip("the demo's checkpoint has not been made here: run `octavo demo`")
+    file = ensure_checkpoint(print) / "tokenizer.json"
     tokenizers: Any = importlib.import_module("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
     for text in committed_texts():
