@@ -21,14 +21,17 @@ def always(code: int, name_contains: str = "") -> Fault:
 class FaultyFiles(FileOps):
     """Real calls on real files, except where a fault is set for the call's name.
 
-    ``short_bytes`` bounds what one pwritev takes. ``calls`` counts by call name. ``crash_at``
-    names a call (and the part of a file name) before which the process "is killed": it and all
-    later calls raise ``Crash`` and do nothing.
+    ``short_bytes`` bounds what one pwritev takes, ``short_read_bytes`` what one preadv brings.
+    Reads that touch one of ``bad_offsets`` fail with EIO. ``calls`` counts by call name.
+    ``crash_at`` names a call (and the part of a file name) before which the process "is killed":
+    it and all later calls raise ``Crash`` and do nothing.
     """
 
     def __init__(self) -> None:
         self.faults: dict[str, Fault] = {}
         self.short_bytes: int | None = None
+        self.short_read_bytes: int | None = None
+        self.bad_offsets: set[int] = set()
         self.refuse_direct_open = False
         self.refuse_direct_io = False
         self.crash_at: tuple[str, str] | None = None
@@ -65,6 +68,10 @@ class FaultyFiles(FileOps):
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         self._enter_io("preadv", fd)
+        if any(0 <= bad - offset < sum(map(len, buffers)) for bad in self.bad_offsets):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.short_read_bytes is not None:
+            buffers = [memoryview(buffers[0])[: self.short_read_bytes]]
         return super().preadv(fd, buffers, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:

@@ -17,9 +17,9 @@ from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
 from octavo_server.store.nvme import (
     RECORD,
+    BodyToRead,
     NvmeConfig,
     NvmeStore,
-    ReadRequest,
     UnitOutcome,
 )
 from octavo_server.store.nvme.records import Records, padded_bytes
@@ -77,16 +77,16 @@ async def get(store: NvmeStore, records: Records) -> list[UnitOutcome]:
     outcomes: dict[int, UnitOutcome] = {}
     everything = asyncio.Event()
 
-    def done(finished: list[tuple[ReadRequest, UnitOutcome]]) -> None:
-        for request, outcome in finished:
-            assert isinstance(request.tag, int)
-            assert request.tag not in outcomes
-            outcomes[request.tag] = outcome
+    def done(read: list[BodyToRead]) -> None:
+        for unit in read:
+            assert isinstance(unit.tag, int)
+            assert unit.tag not in outcomes
+            outcomes[unit.tag] = unit.outcome
         if len(outcomes) == len(records):
             everything.set()
 
-    requests = [
-        ReadRequest(
+    units = [
+        BodyToRead(
             offset=int(record["offset"]),
             length=int(record["length"]),
             view=aligned(b"", padded_bytes(int(record["length"]))),
@@ -96,13 +96,13 @@ async def get(store: NvmeStore, records: Records) -> list[UnitOutcome]:
         )
         for row, record in enumerate(records)
     ]
-    store.read(requests, done)
-    if requests:
+    store.read(units, done)
+    if units:
         await asyncio.wait_for(everything.wait(), CLOSE_TIMEOUT_S)
-    for row, request in enumerate(requests):
+    for row, unit in enumerate(units):
         if outcomes[row] is UnitOutcome.OK:
             seed = int(records["key"][row][0])
-            assert request.view[: request.length] == body_of(seed, request.length)
+            assert unit.view[: unit.length] == body_of(seed, unit.length)
     return [outcomes[row] for row in range(len(records))]
 
 

@@ -20,8 +20,8 @@ from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.cache.pins import Pins
 from octavo_server.cache.statuses import CORRUPT, MISSING, UNAVAILABLE
 from octavo_server.store.arena import rounded_up
-from octavo_server.store.nvme.bodies import ReadRequest, UnitOutcome
 from octavo_server.store.nvme.store import NvmeStore
+from octavo_server.store.nvme.transfers import BodyToRead, UnitOutcome
 
 LOADS_MAX: Final = 128
 """Units being read at a time. A few times the depth of the device's queue, so that it never
@@ -61,7 +61,7 @@ class Loader:
         self._reading = 0
         self._starting = False
         self._short_of_room = False
-        self._outcomes: list[tuple[ReadRequest, UnitOutcome]] = []
+        self._read: list[BodyToRead] = []
         self._work_off_due = False
         self._worked_off_at = 0.0
         self._busy_since = 0.0
@@ -130,12 +130,12 @@ class Loader:
         behind = places[placed:]
         self._memory.arena.slots.free(behind[behind != NOWHERE])
         self._waiting.extendleft(reversed(batch[placed:]))
-        requests: list[ReadRequest] = []
+        bodies: list[BodyToRead] = []
         for (row, unit_row), place in zip(batch[:placed], places[:placed].tolist(), strict=True):
             table.units.memory_offset[unit_row] = place
             length = int(table.units.length[unit_row])
-            requests.append(
-                ReadRequest(
+            bodies.append(
+                BodyToRead(
                     offset=int(table.units.nvme_offset[unit_row]),
                     length=length,
                     view=self._memory.arena.view(place, rounded_up(length)),
@@ -146,9 +146,9 @@ class Loader:
             )
         if not self._reading:
             self._busy_since, self._busy_bytes = time.monotonic(), 0
-        self._reading += len(requests)
-        if requests:
-            self._store.read(requests, self._arrived)
+        self._reading += len(bodies)
+        if bodies:
+            self._store.read(bodies, self._arrived)
         return not self._short_of_room
 
     def _measure(self, size_bytes: int) -> None:
@@ -174,9 +174,9 @@ class Loader:
         fingerprint = self._fingerprint_of(int(table.layout[row]))
         return digest_seed(key, fingerprint, unit, int(table.variant[row]), length)
 
-    def _arrived(self, outcomes: list[tuple[ReadRequest, UnitOutcome]]) -> None:
+    def _arrived(self, bodies: list[BodyToRead]) -> None:
         """Collects what has been read; a burst of single completions is worked off together."""
-        self._outcomes += outcomes
+        self._read += bodies
         if not self._work_off_due:
             self._work_off_due = True
             loop = asyncio.get_running_loop()
@@ -185,17 +185,17 @@ class Loader:
     def _work_off(self) -> None:
         self._work_off_due = False
         self._worked_off_at = asyncio.get_running_loop().time()
-        outcomes, self._outcomes = self._outcomes, []
+        bodies, self._read = self._read, []
         table = self._table
-        self._reading -= len(outcomes)
-        self._measure(sum(request.length for request, _ in outcomes))
-        unit_rows = np.array([request.tag for request, _ in outcomes], dtype=np.int32)
+        self._reading -= len(bodies)
+        self._measure(sum(body.length for body in bodies))
+        unit_rows = np.array([body.tag for body in bodies], dtype=np.int32)
         rows = np.array([self._loading.pop(int(unit)) for unit in unit_rows], dtype=np.int32)
-        good = np.array([outcome is UnitOutcome.OK for _, outcome in outcomes], dtype=np.bool_)
+        good = np.array([body.outcome is UnitOutcome.OK for body in bodies], dtype=np.bool_)
         # Deleted or quarantined while it was read: its slot may have been given to another
         # page by then, and what was found there is no fault of the device.
         gone = ~good & (table.units.nvme_offset[unit_rows] == NOWHERE)
-        corrupt = np.array([outcome is UnitOutcome.CORRUPT for _, outcome in outcomes], np.bool_)
+        corrupt = np.array([body.outcome is UnitOutcome.CORRUPT for body in bodies], np.bool_)
         corrupt &= ~gone
         pages, first = np.unique(rows[good], return_inverse=True)
         masks = table.memory_mask[pages]

@@ -5,121 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import xxhash
+from typing import Final
 
 from octavo_server.store.file_ops import FileOps, read_fully, write_fully
-from octavo_server.store.io_pool import Operation
 from octavo_server.store.nvme.records import BODY_ALIGN_BYTES, padded_bytes
-
-
-class UnitOutcome(Enum):
-    """What became of a read."""
-
-    OK = "ok"
-    CORRUPT = "corrupt"
-    """The bytes are not those that were put, and never will be: forget the unit."""
-    FAILED = "failed"
-    """The device failed; what lies there may be sound."""
-
-
-def _unsent(_: list[Any]) -> None:
-    raise AssertionError("a read request was performed without being submitted")
-
-
-class ReadRequest(Operation):
-    """One unit to read into ``view``, which has room for ``length`` padded to 4 KiB.
-
-    ``seed`` and ``digest`` are those of ``octavo_proto.keys.digest_seed`` and ``unit_digest``.
-    ``tag`` is the caller's. The request owns ``view`` until its completion is delivered.
-    """
-
-    __slots__ = ("bodies", "digest", "length", "offset", "outcome", "seed", "tag", "view")
-
-    bodies: Bodies
-
-    def __init__(
-        self, *, offset: int, length: int, view: memoryview, seed: int, digest: int, tag: object
-    ) -> None:
-        super().__init__(_unsent)
-        self.offset = offset
-        self.length = length
-        self.view = view
-        self.seed = seed
-        self.digest = digest
-        self.tag = tag
-        self.outcome = UnitOutcome.FAILED
-
-    def perform(self) -> None:
-        view, length = self.view, self.length
-        if self.bodies.read(view, self.offset, length) < length:
-            self.outcome = UnitOutcome.CORRUPT  # the file was cut: those bytes are gone
-            return
-        body = view if len(view) == length else view[:length]
-        sound = xxhash.xxh3_64_intdigest(body, seed=self.seed) == self.digest
-        self.outcome = UnitOutcome.OK if sound else UnitOutcome.CORRUPT
-
-
-TOGETHER_BYTES_MAX: Final = 1 << 20
-"""Adjacent units up to this size are written with one call: a third of the calls for units of
-320 KiB, and of the hand-overs between threads that come with each."""
-
-
-class BodyToWrite:
-    """One unit: ``view`` holds ``length`` bytes, padded to 4 KiB; ``error``: what went wrong."""
-
-    __slots__ = ("error", "length", "offset", "row", "view")
-
-    def __init__(self, offset: int, length: int, view: memoryview, row: int) -> None:
-        self.offset = offset
-        self.length = length
-        self.view = view
-        self.row = row
-        self.error: BaseException | None = None
-
-
-class WriteRequest(Operation):
-    """Units to write that lie one behind the other on the device, or a single one."""
-
-    __slots__ = ("bodies", "units")
-
-    def __init__(
-        self,
-        bodies: Bodies,
-        units: Sequence[BodyToWrite],
-        sink: Callable[[list[WriteRequest]], None],
-    ) -> None:
-        super().__init__(sink)
-        self.bodies = bodies
-        self.units = units
-
-    def perform(self) -> None:
-        if len(self.units) > 1 and self.bodies.write_together(self.units):
-            return
-        for unit in self.units:
-            try:
-                self.bodies.write(unit.view, unit.offset, unit.length)
-            except OSError as error:
-                unit.error = error
-
-
-def adjacent_runs(units: Sequence[BodyToWrite]) -> list[list[BodyToWrite]]:
-    """The units in their order, those together that one call may write."""
-    runs: list[list[BodyToWrite]] = []
-    end = size_bytes = -1
-    for unit in units:
-        padded = padded_bytes(unit.length)
-        if unit.offset != end or size_bytes + padded > TOGETHER_BYTES_MAX or not runs:
-            runs.append([])
-            size_bytes = 0
-        runs[-1].append(unit)
-        size_bytes += padded
-        end = unit.offset + padded
-    return runs
 
 
 class Bodies:
@@ -155,8 +46,7 @@ class Bodies:
 
     def read(self, view: memoryview, offset: int, length: int) -> int:
         """Reads ``length`` bytes, padded, into ``view``: bytes read. Raises OSError."""
-        size_bytes = padded_bytes(length)
-        target = view if len(view) == size_bytes else view[:size_bytes]
+        target = _padded(view, length)
         try:
             return read_fully(self._files, self._fd, target, offset)
         except OSError as error:
@@ -166,7 +56,7 @@ class Bodies:
     def write(self, view: memoryview, offset: int, length: int) -> None:
         """Writes ``length`` bytes of ``view``, padded, at ``offset``. Raises OSError."""
         size_bytes = padded_bytes(length)
-        source = view if len(view) == size_bytes else view[:size_bytes]
+        source = _padded(view, length)
         if len(source) != size_bytes or offset + size_bytes > self.capacity_bytes:
             raise OSError(errno.EFAULT, f"a body of {length} bytes does not fit at {offset}")
         try:
@@ -177,17 +67,24 @@ class Bodies:
             return
         write_fully(self._files, self._buffered_fd, source, offset)
 
-    def write_together(self, units: Sequence[BodyToWrite]) -> bool:
-        """Writes adjacent units with one call. False where it did not take them all: then nothing
-        is known of any of them, and each is to be written by itself.
+    def read_together(self, views: Sequence[memoryview], offset: int) -> bool:
+        """Fills padded views, one behind the other, from ``offset`` on with one call. False where
+        it did not fill them all: then nothing is known of any of them.
         """
-        first = units[0].offset
-        views = [unit.view[: padded_bytes(unit.length)] for unit in units]
-        size_bytes = sum(len(view) for view in views)
-        if first + size_bytes > self.capacity_bytes:
+        try:
+            return self._files.preadv(self._fd, views, offset) == _size_bytes(views)
+        except OSError:
+            return False
+
+    def write_together(self, views: Sequence[memoryview], offset: int) -> bool:
+        """Writes padded views, one behind the other, from ``offset`` on with one call. False where
+        it did not take them all: then nothing is known of any of them.
+        """
+        size_bytes = _size_bytes(views)
+        if offset + size_bytes > self.capacity_bytes:
             return False
         try:
-            return self._files.pwritev(self._fd, views, first) == size_bytes
+            return self._files.pwritev(self._fd, views, offset) == size_bytes
         except OSError:
             return False
 
@@ -228,3 +125,12 @@ def _open_direct(path: Path, files: FileOps) -> int | None:
             raise
         return None
     return fd
+
+
+def _padded(view: memoryview, length: int) -> memoryview:
+    size_bytes = padded_bytes(length)
+    return view if len(view) == size_bytes else view[:size_bytes]
+
+
+def _size_bytes(views: Sequence[memoryview]) -> int:
+    return sum(len(view) for view in views)

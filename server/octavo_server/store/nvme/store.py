@@ -19,13 +19,6 @@ from numpy.typing import NDArray
 from octavo_proto.layout import Layout
 from octavo_server.store.file_ops import FileOps
 from octavo_server.store.io_pool import IoPool
-from octavo_server.store.nvme.bodies import (
-    BodyToWrite,
-    ReadRequest,
-    UnitOutcome,
-    WriteRequest,
-    adjacent_runs,
-)
 from octavo_server.store.nvme.config import NvmeConfig
 from octavo_server.store.nvme.health import (
     ReadWatch,
@@ -44,12 +37,21 @@ from octavo_server.store.nvme.records import (
     store_seed,
 )
 from octavo_server.store.nvme.replay import LogEnd
+from octavo_server.store.nvme.transfers import (
+    BodyToRead,
+    BodyToWrite,
+    ReadRequest,
+    UnitOutcome,
+    WriteRequest,
+    adjacent_runs,
+    runs_to_read,
+)
 from octavo_server.store.nvme.upkeep import Upkeep
 from octavo_server.store.slabs import SlabAllocator
 
 T = TypeVar("T")
 
-ReadSink = Callable[[list[tuple[ReadRequest, UnitOutcome]]], None]
+ReadSink = Callable[[list[BodyToRead]], None]
 
 
 class NvmeStore:
@@ -77,7 +79,7 @@ class NvmeStore:
             on_result=self._appended,
         )
         self._under_way: set[asyncio.Future[Any]] = set()
-        self._reads_in_flight = 0
+        self._reads_in_flight = 0  # calls, those that wait for a thread included
         self._idle: asyncio.Future[None] | None = None
         self._breaker = WriteBreaker()
         self._read_watch = ReadWatch()
@@ -280,34 +282,37 @@ class NvmeStore:
 
     # Reading
 
-    def read(self, requests: Sequence[ReadRequest], on_done: ReadSink) -> None:
-        """Reads and checks units. ``on_done`` gets each request once, in one call or several.
+    def read(self, units: Sequence[BodyToRead], on_done: ReadSink) -> None:
+        """Reads and checks units. ``on_done`` gets each of them once, in one call or several.
 
-        Only OK units have sound bytes in their view. As many run at once as ``read_depth``
+        Only OK units have sound bytes in their view. As many calls run at once as ``read_depth``
         says; the rest waits in order.
         """
 
         def done(finished: list[ReadRequest]) -> None:
-            counters = self.counters
+            read = [unit for request in finished for unit in request.units]
             for request in finished:
-                if request.error is not None:
-                    counters.read_errors += 1
-                    self._read_watch.errors_in_row += 1
-                    continue
-                self._read_watch.errors_in_row = 0
-                counters.units_read += 1
-                counters.bytes_read += padded_bytes(request.length)
-                counters.corrupt_units += request.outcome is UnitOutcome.CORRUPT
+                for unit in request.units:
+                    self._note_read(unit, unit.error or request.error)
             self._reads_in_flight -= len(finished)
             if not self._reads_in_flight and self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-            on_done([(request, request.outcome) for request in finished])
+            on_done(read)
 
-        for request in requests:
-            request.bodies = self._bodies
-            request.sink = done
-        self._reads_in_flight += len(requests)
-        self._read_lane.submit(requests)
+        runs = runs_to_read(units, self.config.read_depth - self._reads_in_flight)
+        self._reads_in_flight += len(runs)
+        self._read_lane.submit([ReadRequest(self._bodies, run, done) for run in runs])
+
+    def _note_read(self, unit: BodyToRead, error: BaseException | None) -> None:
+        counters = self.counters
+        if error is not None:
+            counters.read_errors += 1
+            self._read_watch.errors_in_row += 1
+            return
+        self._read_watch.errors_in_row = 0
+        counters.units_read += 1
+        counters.bytes_read += padded_bytes(unit.length)
+        counters.corrupt_units += unit.outcome is UnitOutcome.CORRUPT
 
     # Health
 
