@@ -1,0 +1,381 @@
+"""The scheduler's half: asks what the node has, and orders what workers load and save.
+
+vLLM's scheduler thread calls every method. None of them waits for the node: matches run on
+other threads, and a request whose match is not there yet is asked for again in the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from octavo.client import Client
+from octavo.status import Tier
+from octavo.vllm.matching import Lookup, Matcher, token_array
+from octavo.vllm.orders import ChainPart, PageOrder, StepOrders, WorkerReport
+from octavo.vllm.plan import covering_blocks, loadable_tokens, pages_by_tier, saveable_pages
+from octavo.vllm.requests import NewRequest, RequestState, ScheduledRequest
+from octavo.vllm.settings import ConnectorSettings, Role
+from octavo.vllm.speed import LoadSpeed, PrefillSpeed, is_worth_loading
+from octavo_proto.layout import Layout
+
+ASK_WAIT_S: Final = 0.0005
+"""A match mostly takes less than a millisecond: waiting for it this long, once a step, costs
+less than another step of the engine."""
+
+RETRY_S: Final = 0.005
+"""Between two matches of a consumer that waits for a producer's pages."""
+
+HOLD_SHARE: Final = 0.8
+"""Of a hold's time: after that, a request that still waits is matched again."""
+
+UNHELD_S: Final = 10.0
+"""A match without hold is asked again after this."""
+
+
+class SchedulerSide:
+    """One for each engine."""
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        role: Role,
+        layout: Layout,
+        block_tokens: int,
+        workers: int,
+        make_client: Callable[[Layout], Client],
+        count: Callable[[str, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``workers`` report on each load. ``count`` is told what happened, by name and how
+        often."""
+        self._settings: Final = settings
+        self._workers: Final = workers
+        self._role: Final = role
+        self._block_tokens: Final = block_tokens
+        self._make_client = make_client
+        self._count = count
+        self._clock = clock
+        self.prefill_speed: Final = PrefillSpeed()
+        self.load_speed: Final = LoadSpeed()
+        self._requests: dict[str, RequestState] = {}
+        self._loads: list[PageOrder] = []
+        self._ended: list[str] = []
+        self._asked_in_step = False
+        self._order_count = 0
+        self._layout = layout
+        self._client = make_client(layout)
+        self._matcher = self._new_matcher()
+
+    @property
+    def layout(self) -> Layout:
+        """The current one: it changes with the weights epoch."""
+        return self._layout
+
+    def state_of(self, request_id: str) -> RequestState | None:
+        """What is remembered of a request."""
+        return self._requests.get(request_id)
+
+    def new_request(self, new: NewRequest) -> None:
+        """A request arrived: its match begins."""
+        namespace = new.params.namespace or self._settings.namespace
+        state = RequestState(
+            request_id=new.request_id,
+            chain=self._client.chain(namespace=namespace),
+            namespace=namespace,
+            identity=new.identity,
+            may_load=new.may_load and new.params.load and self._role.loads,
+            may_save=new.may_save and new.params.store and self._role.saves,
+            awaited_tokens=new.params.tokens,
+        )
+        self._requests[new.request_id] = state
+        if state.may_load or state.may_save:
+            self._begin_lookup(state, new.prompt)
+
+    def matched_tokens(
+        self, request_id: str, all_tokens: Sequence[int], local_tokens: int
+    ) -> int | None:
+        """Tokens to load beyond the engine's own ``local_tokens``; None: ask again."""
+        state = self._requests.get(request_id)
+        if state is None or not (state.may_load or state.may_save):
+            return 0
+        lookup = self._lookup_for(state, all_tokens)
+        if not self._is_settled(lookup):
+            return None
+        if not state.may_load:
+            return 0
+        state.local_tokens = local_tokens
+        token_count = len(all_tokens)
+        page_tokens = self._layout.page_tokens
+        found = lookup.match
+        tokens = loadable_tokens(
+            found.page_count, page_tokens, self._block_tokens, token_count, local_tokens
+        )
+        if self._waits_for_producer(state, lookup, token_count, local_tokens + tokens):
+            return None
+        if tokens and not self._is_worth_it(lookup, local_tokens, tokens):
+            self._count("loads_not_worth", 1)
+            return 0
+        return tokens
+
+    def allocated(
+        self,
+        request_id: str,
+        all_tokens: Sequence[int],
+        block_ids: Sequence[int],
+        external_tokens: int,
+    ) -> None:
+        """The request got blocks; ``external_tokens`` of them wait to be loaded."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        state.block_ids = list(block_ids)
+        if external_tokens == 0:
+            if state.load_window is None:
+                self._note_present(state)
+                self._end_lookup(state)
+            return
+        page_tokens = self._layout.page_tokens
+        first_page = state.local_tokens // page_tokens
+        page_end = (state.local_tokens + external_tokens) // page_tokens
+        self._note_present(state)
+        _learn_tokens(state, all_tokens, page_end * page_tokens)
+        state.load_window = (first_page, page_end)
+        state.loads_left = self._workers
+        self._loads.append(self._page_order(state, first_page, page_end))
+
+    def hit_tiers(self, request_id: str) -> dict[Tier, int]:
+        """Where the pages lie that are being loaded for a request, in pages."""
+        state = self._requests.get(request_id)
+        if state is None or state.load_window is None or state.lookup is None:
+            return {}
+        return pages_by_tier(state.lookup.match.runs, *state.load_window)
+
+    def step_orders(
+        self,
+        scheduled: Iterable[ScheduledRequest],
+        all_tokens_of: Callable[[str], Sequence[int] | None],
+        step_tokens: int,
+        preempted: Iterable[str],
+    ) -> StepOrders:
+        """The orders of a step, and what it has to know of the requests in it."""
+        self._asked_in_step = False
+        orders = StepOrders(epoch=self._layout.weights_epoch, lost_blocks_of=list(preempted))
+        orders.ended, self._ended = self._ended, []
+        loads, self._loads = self._loads, []
+        for load in loads:
+            self._send_tokens(self._requests[load.request_id], load.page_end, orders)
+            orders.loads.append(load)
+        for each in scheduled:
+            state = self._requests.get(each.request_id)
+            if state is None:
+                continue
+            if each.replaces_blocks:
+                state.block_ids = list(each.new_block_ids)
+            else:
+                state.block_ids += each.new_block_ids
+            if state.may_save:
+                self._order_saves(state, each.computed_tokens, all_tokens_of, orders)
+        if step_tokens:
+            self.prefill_speed.step_started(step_tokens, self._clock())
+        return orders
+
+    def worker_report(self, report: WorkerReport) -> None:
+        """What workers answered in a step."""
+        for load in report.loads:
+            self._count("loaded_pages", load.loaded_end - load.first_page)
+            self._count("loaded_bytes", load.size_bytes)
+            self._count("load_failed_pages", load.page_end - load.loaded_end)
+            self.load_speed.loaded(load.size_bytes, load.seconds)
+            state = self._requests.get(load.request_id)
+            if state is None:
+                continue
+            if load.loaded_end < load.page_end:
+                # The node lost them, whatever it said: they are computed, and stored again.
+                state.may_load = False
+                state.saved_pages = min(state.saved_pages, load.loaded_end)
+            state.loads_left -= 1
+            if state.loads_left == 0:
+                state.load_window = None
+                self._end_lookup(state)
+
+    def step_ended(self) -> None:
+        """A step's output arrived."""
+        self.prefill_speed.step_ended(self._clock())
+
+    def request_ended(self, request_id: str) -> RequestState | None:
+        """Forgets a request; what was known of it."""
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            self._end_lookup(state)
+            self._ended.append(request_id)
+        return state
+
+    def next_epoch(self) -> None:
+        """From now on, nothing that was stored before is found.
+
+        Requests that are here already neither load nor store any more: part of their KV may be
+        of older weights.
+        """
+        for state in self._requests.values():
+            self._end_lookup(state)
+            state.may_load = state.may_save = False
+        self._matcher.close()
+        self._layout = replace(self._layout, weights_epoch=self._layout.weights_epoch + 1)
+        self._client = self._make_client(self._layout)
+        self._matcher = self._new_matcher()
+
+    def close(self) -> None:
+        """Ends threads and session."""
+        self._matcher.close()
+
+    def _new_matcher(self) -> Matcher:
+        matcher = Matcher(self._client, lambda name: self._count(name, 1))
+        matcher.connect()
+        return matcher
+
+    def _lookup_for(self, state: RequestState, all_tokens: Sequence[int]) -> Lookup:
+        """The request's current lookup; a new one if it has none that is fresh enough."""
+        lookup = state.lookup
+        if lookup is None or (lookup.is_done and self._is_stale(lookup)):
+            return self._begin_lookup(state, all_tokens[state.chain_tokens :])
+        return lookup
+
+    def _begin_lookup(self, state: RequestState, new_tokens: Sequence[int]) -> Lookup:
+        self._end_lookup(state)
+        extras = state.identity.extras(self._layout.page_tokens) if not state.chain_tokens else {}
+        lookup = Lookup(state.chain, state.chain_tokens, new_tokens, extras, hold=state.may_load)
+        state.lookup = lookup
+        state.chain_tokens += len(new_tokens)
+        self._count("matches", 1)
+        self._matcher.submit(lookup, self._settings.match_timeout_s)
+        return lookup
+
+    def _end_lookup(self, state: RequestState) -> None:
+        if state.lookup is not None:
+            self._matcher.abandon(state.lookup)
+            state.lookup = None
+
+    def _is_stale(self, lookup: Lookup) -> bool:
+        held = lookup.match.hold
+        lasts_s = UNHELD_S if held is None else held.hold_s * HOLD_SHARE
+        return self._clock() > lookup.done_at_s + lasts_s
+
+    def _is_settled(self, lookup: Lookup) -> bool:
+        """Whether the lookup is answered, or given up now because it took too long."""
+        if lookup.is_done or lookup.is_abandoned:
+            return True
+        if not self._asked_in_step:
+            self._asked_in_step = True
+            if lookup.wait(ASK_WAIT_S):
+                return True
+        now_s = self._clock()
+        if lookup.asked_at_s is None:
+            lookup.asked_at_s = now_s
+        if now_s < lookup.asked_at_s + self._settings.match_timeout_s:
+            return False
+        self._count("match_timeouts", 1)
+        self._matcher.abandon(lookup)
+        return True
+
+    def _waits_for_producer(
+        self, state: RequestState, lookup: Lookup, token_count: int, have_tokens: int
+    ) -> bool:
+        """Whether a consumer should ask again for pages that are being written."""
+        match = lookup.match
+        if lookup.is_abandoned or (self._role is not Role.CONSUMER and not state.awaited_tokens):
+            return False
+        pages = max(
+            match.page_count + match.pending_count, state.awaited_tokens // self._layout.page_tokens
+        )
+        coming = loadable_tokens(
+            pages, self._layout.page_tokens, self._block_tokens, token_count, 0
+        )
+        if coming <= have_tokens:
+            return False
+        now_s = self._clock()
+        if state.waits_since_s is None:
+            state.waits_since_s = now_s
+        if now_s >= state.waits_since_s + self._settings.pending_timeout_s:
+            return False
+        if now_s >= lookup.done_at_s + RETRY_S:
+            self._begin_lookup(state, ())
+        return True
+
+    def _is_worth_it(self, lookup: Lookup, local_tokens: int, tokens: int) -> bool:
+        if self._settings.load_policy == "always":
+            return True
+        page_tokens = self._layout.page_tokens
+        return is_worth_loading(
+            tokens,
+            tokens // page_tokens * self._layout.raw_page_bytes // self._workers,
+            lookup.match.load_s,
+            self.prefill_speed.tokens_per_s,
+            self.load_speed.bytes_per_s,
+        )
+
+    def _note_present(self, state: RequestState) -> None:
+        """What the match found need not be saved."""
+        lookup = state.lookup
+        if lookup is not None and lookup.is_done:
+            state.saved_pages = max(state.saved_pages, lookup.match.page_count)
+            if not state.tokens and len(lookup.token_array) == state.chain_tokens:
+                state.tokens = lookup.token_array
+
+    def _order_saves(
+        self,
+        state: RequestState,
+        computed_tokens: int,
+        all_tokens_of: Callable[[str], Sequence[int] | None],
+        orders: StepOrders,
+    ) -> None:
+        if computed_tokens // self._layout.page_tokens <= state.saved_pages:
+            return  # most steps of a decode
+        all_tokens = all_tokens_of(state.request_id)
+        if all_tokens is None:
+            return
+        page_end = saveable_pages(computed_tokens, len(all_tokens), self._layout.page_tokens)
+        if page_end <= state.saved_pages:
+            return
+        _learn_tokens(state, all_tokens, page_end * self._layout.page_tokens)
+        self._send_tokens(state, page_end, orders)
+        orders.saves.append(self._page_order(state, state.saved_pages, page_end))
+        state.saved_pages = page_end
+
+    def _page_order(self, state: RequestState, first_page: int, page_end: int) -> PageOrder:
+        self._order_count += 1
+        begin, end = covering_blocks(
+            first_page, page_end, self._block_tokens // self._layout.page_tokens
+        )
+        return PageOrder(
+            state.request_id,
+            first_page,
+            page_end,
+            tuple(state.block_ids[begin:end]),
+            self._order_count,
+        )
+
+    def _send_tokens(self, state: RequestState, page_end: int, orders: StepOrders) -> None:
+        """Adds those tokens of the first ``page_end`` pages that the workers do not have."""
+        begin, end = state.sent_tokens, page_end * self._layout.page_tokens
+        if begin >= end:
+            return
+        first = begin == 0
+        orders.chains.append(
+            ChainPart(
+                state.request_id,
+                begin,
+                state.tokens[begin:end].tobytes(),
+                state.namespace if first else "",
+                state.identity.extras(self._layout.page_tokens) if first else {},
+            )
+        )
+        state.sent_tokens = end
+
+
+def _learn_tokens(state: RequestState, all_tokens: Sequence[int], token_count: int) -> None:
+    """Makes sure that the first ``token_count`` tokens are known here."""
+    if len(state.tokens) < token_count:
+        state.tokens += token_array(all_tokens[len(state.tokens) : token_count])

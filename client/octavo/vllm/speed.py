@@ -1,0 +1,79 @@
+"""How fast this engine computes prompts and this node delivers pages, as measured.
+
+Loading is worth it where it is estimated to end sooner than computing would.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+PREFILL_TOKENS_MIN: Final = 64
+"""Steps with fewer tokens are decoding: their time says nothing about prompts."""
+
+LOAD_BYTES_MIN: Final = 1 << 20
+"""Smaller loads measure the calls, not the copying."""
+
+WEIGHT: Final = 0.25
+"""Of the newest measurement: four of them make up most of the estimate."""
+
+CALL_S: Final = 0.003
+"""Of a load of any size: two steps of the engine and the calls in between."""
+
+STEPS_MAX: Final = 16
+"""Steps in flight at once; more than any engine pipelines."""
+
+
+class PrefillSpeed:
+    """Tokens a second of the engine's steps. Fed by the scheduler's thread alone."""
+
+    def __init__(self) -> None:
+        self._started: deque[tuple[int, float]] = deque(maxlen=STEPS_MAX)
+        self.tokens_per_s: float | None = None
+        """None until a step with a prompt was measured."""
+
+    def step_started(self, token_count: int, now_s: float) -> None:
+        """A step was scheduled."""
+        self._started.append((token_count, now_s))
+
+    def step_ended(self, now_s: float) -> None:
+        """The oldest step that has not ended did."""
+        if not self._started:
+            return
+        token_count, started_s = self._started.popleft()
+        if token_count >= PREFILL_TOKENS_MIN and now_s > started_s:
+            self.tokens_per_s = _blend(self.tokens_per_s, token_count / (now_s - started_s))
+
+
+class LoadSpeed:
+    """Bytes a second of the workers' loads."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+
+    def loaded(self, size_bytes: int, seconds: float) -> None:
+        """A load ended."""
+        if size_bytes >= LOAD_BYTES_MIN and seconds > 0:
+            self.bytes_per_s = _blend(self.bytes_per_s, size_bytes / seconds)
+
+
+def is_worth_loading(
+    token_count: int,
+    size_bytes: int,
+    ready_s: float,
+    tokens_per_s: float | None,
+    bytes_per_s: float | None,
+) -> bool:
+    """Whether loading ``token_count`` tokens ends sooner than computing them.
+
+    ``ready_s`` is the node's estimate of when its pages could be read. What was not measured
+    yet is taken to be fast enough: the load is what measures it.
+    """
+    if tokens_per_s is None:
+        return True
+    copy_s = 0.0 if bytes_per_s is None else size_bytes / bytes_per_s
+    return CALL_S + ready_s + copy_s < token_count / tokens_per_s
+
+
+def _blend(estimate: float | None, measured: float) -> float:
+    return measured if estimate is None else estimate + WEIGHT * (measured - estimate)
