@@ -100,7 +100,7 @@ async def build(settings: Settings) -> Node:
         node_id=settings.node_id,
         boot_id=secrets.token_hex(8),
         version=importlib.metadata.version("octavo"),
-        features=("shm", "inline", *(("nvme",) if store is not None else ())),
+        features=("shm", "inline", "positions", *(("nvme",) if store is not None else ())),
         broker_path=str(broker.path),
     )
     server = grpc.aio.server(options=_GRPC_OPTIONS)

@@ -74,17 +74,28 @@ class CacheMachine(CacheModel):
         if self.lost_pages() == lost:
             assert self.world.present(session, chain) >= whole, "what was put is not found"
 
-    @rule(writer=writers, root=roots, branch=branches, depth=depths, unit=st.integers(0, 1))
-    def reserve(self, writer: int, root: int, branch: int, depth: int, unit: int) -> None:
+    @rule(
+        writer=writers,
+        root=roots,
+        branch=branches,
+        depth=depths,
+        unit=st.integers(0, 1),
+        turn=st.sampled_from([None, 0, 1]),
+    )
+    def reserve(
+        self, writer: int, root: int, branch: int, depth: int, unit: int, turn: int | None
+    ) -> None:
         session = self.sessions[writer]
         numbers = numbers_of(root, branch, depth)
         self.known.append((root, numbers))
         chain = self.chain(session, root, numbers)
+        positions = range(depth) if turn is None else range(min(turn, depth - 1), depth, 2)
         reservation, _ = self.now(
             self.world.reserve,
             session,
             chain,
-            length=self.lengths(numbers, writer + 1),
+            length=self.lengths([numbers[position] for position in positions], writer + 1),
+            positions=positions,
             variant=writer + 1,
             units=[unit] if root > 1 else None,
         )
@@ -213,11 +224,18 @@ class CacheMachine(CacheModel):
 
     @rule()
     def flush(self) -> None:
-        answer = self.run(self.world.cache.flush(self.sessions[0].namespaces))
-        table = self.world.cache.table
-        rows = table.live_rows()
-        whole = (table.memory_mask[rows] == table.full_mask[rows]) & ~table.withdrawn[rows]
-        assert answer.durable_pages + answer.volatile_pages == int(whole.sum())
+        world = self.world
+
+        async def flushed_and_counted() -> tuple[int, int]:
+            answer = await world.cache.flush(self.sessions[0].namespaces)
+            # Without an await in between: a hold's loads may still be arriving.
+            table = world.cache.table
+            rows = table.live_rows()
+            whole = (table.memory_mask[rows] == table.full_mask[rows]) & ~table.withdrawn[rows]
+            return answer.durable_pages + answer.volatile_pages, int(whole.sum())
+
+        answered, counted = self.run(flushed_and_counted())
+        assert answered == counted
 
     @rule()
     def evict(self) -> None:

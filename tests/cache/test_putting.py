@@ -66,6 +66,44 @@ def test_a_page_is_present_only_when_both_ranks_have_put_their_units() -> None:
     in_memory(test)
 
 
+def test_sessions_put_a_chain_in_turns_and_its_first_gap_ends_it() -> None:
+    async def test(world: World) -> None:
+        sessions = [await world.session() for _ in range(2)]
+        chain, table = chain_of(sessions[0], range(6)), world.cache.table
+        made = [
+            world.reserve(session, chain, positions=range(turn, 6, 2))
+            for turn, session in enumerate(sessions)
+        ]
+        assert [statuses.tolist() for _, statuses in made] == [[[RESERVED]] * 3] * 2
+        even, odd = (reservation for reservation, _ in made)
+        assert even is not None
+        assert odd is not None
+        # A page that is another's turn was not reserved by this one.
+        assert await world.commit(odd, [(0, 0, body(0, 0, 4096))]) == [REJECTED]
+        turns = [(position, 0, body(position, 0, 4096)) for position in (1, 3, 5)]
+        assert await world.commit(odd, turns) == [STORED] * 3
+        assert world.present(sessions[1], chain) == 0
+        turns = [(position, 0, body(position, 0, 4096)) for position in (0, 2)]
+        assert await world.commit(even, turns) == [STORED] * 2
+        world.cache.end_session(sessions[0])  # before its last turn
+        assert world.present(sessions[1], chain) == 4
+        check_invariants(world.cache)
+        # The row of the page that nobody put keeps the one behind it in the chain.
+        gap, behind = table.find(chain.keys, chain.namespace)[4:]
+        assert table.parent[behind] == gap
+        assert (await world.put(sessions[1], chain, range(6))).ravel().tolist() == [
+            *[ALREADY_PRESENT] * 4,
+            STORED,
+            ALREADY_PRESENT,
+        ]
+        assert world.present(sessions[1], chain) == 6
+        world.cache.end_session(sessions[1])
+        world.evict_all()
+        assert world.arena.slots.used_bytes == table.row_count == 0
+
+    in_memory(test)
+
+
 def test_an_abandoned_reservation_gives_everything_back() -> None:
     async def test(world: World) -> None:
         session = await world.session()

@@ -219,19 +219,22 @@ class World:
         *,
         length: int | NDArray[np.uint32] = 4096,
         units: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
         variant: int = 1,
         duration_s: float = 30.0,
     ) -> tuple[Reservation | None, NDArray[np.uint8]]:
-        """Statuses have shape [pages, units]."""
+        """Statuses have shape [pages, units]; the pages are those at ``positions``, or all."""
         chosen = units_of(chain, units)
-        lengths = np.broadcast_to(np.asarray(length, dtype=np.uint32), (len(chain), len(chosen)))
+        pages = np.array(range(len(chain)) if positions is None else positions, dtype=np.int64)
+        lengths = np.broadcast_to(np.asarray(length, dtype=np.uint32), (len(pages), len(chosen)))
         return self.cache.reserve(
             session,
             ReservePages(
                 chain=chain,
+                positions=pages,
                 units=chosen,
                 lengths=lengths,
-                variants=np.full(len(chain), variant, dtype=np.uint16),
+                variants=np.full(len(pages), variant, dtype=np.uint16),
                 duration_s=duration_s,
             ),
         )

@@ -1000,17 +1000,22 @@ class ReserveRequest(_message.Message):
     UNIT_LENGTHS_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     RESERVATION_MS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     unit_mask: _builtins.int
     """Bit u: unit u will be put by this session. 0 means all."""
     unit_lengths: _builtins.bytes
     """u32: bytes of a unit: one for all, or one a page, or one for each wanted unit
-    of each page, page by page.
+    of each page, page by page. Of the pages at `positions`, if there are any.
     """
     variants: _builtins.bytes
-    """u16: variant: one for all, or one a page."""
+    """u16: variant: one for all, or one a page (likewise)."""
     reservation_ms: _builtins.int
     """How long the reservation may last; 0 and anything above the limit mean the limit."""
+    positions: _builtins.bytes
+    """u32, ascending: positions in the chain of the pages that this session puts; the
+    others are somebody else's to put. Empty means all. Feature `positions`.
+    """
     @_builtins.property
     def chain(self) -> Global___Chain:
         """The whole chain, so that what is present is touched and only what is missing
@@ -1026,10 +1031,11 @@ class ReserveRequest(_message.Message):
         unit_lengths: _builtins.bytes = ...,
         variants: _builtins.bytes = ...,
         reservation_ms: _builtins.int = ...,
+        positions: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "reservation_ms", b"reservation_ms", "session_id", b"session_id", "unit_lengths", b"unit_lengths", "unit_mask", b"unit_mask", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "positions", b"positions", "reservation_ms", b"reservation_ms", "session_id", b"session_id", "unit_lengths", b"unit_lengths", "unit_mask", b"unit_mask", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1046,7 +1052,9 @@ class ReserveResponse(_message.Message):
     """0 when nothing was reserved."""
     reservation_ms: _builtins.int
     statuses: _builtins.bytes
-    """u8: Status, one for each wanted unit of each page, page by page."""
+    """u8: Status, one for each wanted unit of each page, page by page; only of the
+    pages at `positions`, if there were any.
+    """
     def __init__(
         self,
         *,

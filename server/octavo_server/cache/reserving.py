@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 class ReservePages:
     """Units that a session wants to put.
 
-    ``units``: unit indices, the same for each page. ``lengths``: bytes, shape [pages, units].
-    ``variants``: one a page.
+    ``positions``: the pages that it puts, ascending; the others of the chain are offered by
+    somebody else and only keep it together. ``units``: unit indices, the same for each page.
+    ``lengths``: bytes, shape [positions, units]. ``variants``: one a position.
     """
 
     chain: ChainView
+    positions: NDArray[np.int64]
     units: NDArray[np.int32]
     lengths: NDArray[np.uint32]
     variants: NDArray[np.uint16]
@@ -52,7 +54,8 @@ def reserve(
     cache.reservations.check_room(session)
     _drop_empty_rows_of_other_layouts(cache, chain)
     rows, parent_row, left = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
-    _clear_unreadable(cache, session, request, rows)
+    offered = rows[request.positions]
+    _clear_unreadable(cache, session, request, offered)
     # Used before room is made for the new units, so that others go first.
     cache.policy.touch(rows)
     # Pinned, so that making room can't cut the chain. New rows included: without anything in
@@ -62,13 +65,14 @@ def reserve(
     pinned = pinned[table.nvme_mask[pinned] != table.full_mask[pinned]]
     cache.pins.pin(pinned)
     try:
-        statuses = _statuses(cache, session, request, rows)
-        reserved_bytes = _place(cache, request, rows, statuses)
+        statuses = _statuses(cache, session, request, offered)
+        reserved_bytes = _place(cache, request, offered, statuses)
         reservation = None
         if reserved_bytes:
             bits = np.uint64(1) << request.units.astype(np.uint64)
             masks = np.where(statuses == RESERVED, bits[None, :], np.uint64(0))
-            merged = np.bitwise_or.reduce(masks, axis=1)
+            merged = np.zeros(len(chain), dtype=np.uint64)
+            merged[request.positions] = np.bitwise_or.reduce(masks, axis=1)
             reserved_rows = np.where(merged != 0, rows, np.int32(NO_ROW)).astype(np.int32)
             reservation = cache.reservations.make(
                 session, chain.layout, reserved_rows, merged, reserved_bytes, request.duration_s
@@ -175,7 +179,8 @@ def _clear_unreadable(
 def _statuses(
     cache: PageCache, session: Session, request: ReservePages, rows: Rows
 ) -> NDArray[np.uint8]:
-    """A status for each unit of each page, before places are sought: shape [pages, units]."""
+    """A status for each unit of each offered page, before places are sought: shape [pages,
+    units]."""
     table = cache.table
     shape = (len(rows), len(request.units))
     bits = np.uint64(1) << request.units.astype(np.uint64)

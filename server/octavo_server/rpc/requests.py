@@ -34,7 +34,8 @@ def reserve_pages(
         RequestError, ColumnError: its columns contradict the chain, the layout or the session.
     """
     units = unit_indices(request.unit_mask, chain.layout)
-    pages = len(chain)
+    positions = _positions(request, len(chain))
+    pages = len(positions)
     lengths = columns.read("unit_lengths", request.unit_lengths, columns.U32)
     if len(lengths) == 1:
         lengths = np.broadcast_to(lengths, (pages, len(units)))
@@ -58,6 +59,7 @@ def reserve_pages(
     _check_writable(session, variants)
     return ReservePages(
         chain=chain,
+        positions=positions,
         units=units,
         lengths=lengths,
         variants=variants,
@@ -121,6 +123,18 @@ def wait_s(request: cache_pb2.GetRequest, context: grpc.aio.ServicerContext[Any,
         GET_WAIT_S_MAX if remaining is None else max(0.0, min(remaining, GET_WAIT_S_MAX) * 0.95)
     )
     return min(left_s, request.wait_ms / 1000) if request.wait_ms else left_s
+
+
+def _positions(request: cache_pb2.ReserveRequest, chain_pages: int) -> NDArray[np.int64]:
+    """Those pages of the chain that the session puts."""
+    if not request.positions:
+        return np.arange(chain_pages, dtype=np.int64)
+    positions = columns.read("positions", request.positions, columns.U32).astype(np.int64)
+    if (np.diff(positions) <= 0).any():
+        raise RequestError("positions must ascend, each once")
+    if positions[-1] >= chain_pages:
+        raise RequestError(f"positions names page {positions[-1]}, the chain has {chain_pages}")
+    return positions
 
 
 def _check_writable(session: Session, variants: NDArray[np.uint16]) -> None:
