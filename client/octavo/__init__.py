@@ -15,6 +15,7 @@ from octavo.aio import AsyncClient
 from octavo.breaker import BreakerState
 from octavo.chain import AnyChain, Chain, ForeignChain
 from octavo.client import Client
+from octavo.codec.raw import RAW_VARIANT
 from octavo.errors import (
     CallCancelled,
     ClientClosed,
@@ -41,7 +42,7 @@ from octavo.results import (
     Statistics,
     TierStatistics,
 )
-from octavo.sinks import RAW_VARIANT, BufferSink, BufferSource, Sink, Source
+from octavo.sinks import BufferSink, BufferSource, Sink, Source
 from octavo.status import Status, Tier
 from octavo.transfer import Rows, RowSink, RowSource, Transfer
 from octavo.version import __version__

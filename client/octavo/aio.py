@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
@@ -19,7 +19,7 @@ from octavo.deadline import CallScope, current_scope
 from octavo.errors import CallCancelled
 from octavo.health import Health
 from octavo.results import Hold, NodeInfo
-from octavo.session import TransportChoice
+from octavo.terms import TransportChoice
 from octavo_proto.layout import Layout
 
 Parameters = ParamSpec("Parameters")
@@ -56,6 +56,8 @@ class AsyncClient:
         transport: TransportChoice = "auto",
         timeout_s: float = TIMEOUT_S,
         variants: Sequence[int] = (),
+        profile: str = "exact",
+        profiles: Mapping[str, str] | None = None,
     ) -> None:
         self.core: Final = Client(
             address,
@@ -64,6 +66,8 @@ class AsyncClient:
             transport=transport,
             timeout_s=timeout_s,
             variants=variants,
+            profile=profile,
+            profiles=profiles,
         )
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="octavo")
         self._slots = asyncio.Semaphore(THREADS)

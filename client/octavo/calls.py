@@ -22,6 +22,9 @@ from octavo_proto.v1 import admin_pb2, cache_pb2
 
 VARIANT_MAX = 2**16 - 1
 
+POSITIONS_FEATURE = "positions"
+"""Of nodes that reserve those pages of a chain that a session puts in its turn."""
+
 
 @lru_cache(maxsize=LAYOUTS_PER_SESSION_MAX)
 def fingerprint_of(layout: Layout) -> bytes:
@@ -124,12 +127,16 @@ def checked_puts(
     """The order for a put whose source has begun.
 
     Raises:
-        InvalidRequest: lengths or variants that do not fit the transfer.
+        InvalidRequest: lengths or variants that do not fit the transfer, or pages chosen where
+            the node reserves only whole chains.
     """
+    if transfer.chosen is not None and POSITIONS_FEATURE not in session.node.features:
+        raise InvalidRequest(f"node {session.node.server} cannot reserve some positions only")
     lengths = source.unit_lengths()
-    if len(lengths) not in (1, transfer.page_count, transfer.row_count):
+    page_count = transfer.page_count
+    if len(lengths) not in (1, page_count, transfer.row_count):
         raise InvalidRequest(
-            f"the source states {len(lengths)} unit lengths for {transfer.page_count} pages of "
+            f"the source states {len(lengths)} unit lengths for {page_count} pages of "
             f"{len(transfer.units)} units"
         )
     if variants is None:
@@ -139,8 +146,8 @@ def checked_puts(
         if any(not 0 < variant <= VARIANT_MAX for variant in stated):
             raise InvalidRequest(f"variants must be 1 to {VARIANT_MAX}")
         by_page = np.array(stated, dtype=np.uint16)
-    if len(by_page) not in (1, transfer.page_count):
-        raise InvalidRequest(f"{len(by_page)} variants for {transfer.page_count} pages")
+    if len(by_page) not in (1, page_count):
+        raise InvalidRequest(f"{len(by_page)} variants for {page_count} pages")
     return PutOrder(session.session_id, chain, transfer, lengths, by_page, deadline)
 
 

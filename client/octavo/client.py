@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from octavo.address import default_address, parse_address
 from octavo.calls import (
@@ -33,10 +34,11 @@ from octavo.results import (
     PutResult,
     Statistics,
 )
-from octavo.session import Session, TransportChoice, checked_terms
+from octavo.session import Session
 from octavo.sinks import Sink, Source, row_sink, row_source
 from octavo.status import Status, known_statuses
-from octavo.transfer import RowSink, RowSource, Transfer, page_window, wanted_units
+from octavo.terms import TransportChoice, checked_profiles, checked_terms
+from octavo.transfer import RowSink, RowSource, page_window, wanted_transfer
 from octavo.transport.base import GetReport, PutReport
 from octavo_proto import columns
 from octavo_proto.layout import Layout
@@ -65,9 +67,15 @@ class Client:
         transport: TransportChoice = "auto",
         timeout_s: float = TIMEOUT_S,
         variants: Sequence[int] = (),
+        profile: str = "exact",
+        profiles: Mapping[str, str] | None = None,
     ) -> None:
         """``address``: ``unix:/path`` or ``host:port``; None means ``$OCTAVO_ADDRESS``, else the
         default socket. ``variants``: those this client can read, by preference; empty: any.
+
+        ``profile`` says how sources that pack do so (a name of ``octavo.codec.PROFILES`` or of a
+        codec), and ``profiles`` says it for single namespaces. What lies at the node stays
+        readable whatever it was packed with.
 
         Raises:
             InvalidRequest: an argument is wrong; the message says which.
@@ -76,8 +84,7 @@ class Client:
             raise InvalidRequest(f"timeout_s is {timeout_s}, must be above 0")
         self._timeout_s = timeout_s
         terms = checked_terms(layouts, namespaces, variants, transport)
-        self._layouts = {layout.name: place for place, layout in enumerate(layouts)}
-        self._namespaces = {name: place for place, name in enumerate(namespaces)}
+        self.profiles: Final = checked_profiles(terms, profile, profiles)
         where = parse_address(default_address() if address is None else address)
         self._connection = Connection(where, terms)
         self._terms = terms
@@ -129,7 +136,8 @@ class Client:
         namespace: str | None = None,
     ) -> Chain:
         """A prompt's chain; layout and namespace default to the first ones."""
-        chain = Chain(self._layout(layout), self._namespace(namespace), self._namespace_key)
+        terms = self._terms
+        chain = Chain(terms.layout(layout), terms.namespace(namespace), self._namespace_key)
         chain.extend(token_ids)
         return chain
 
@@ -137,8 +145,9 @@ class Client:
         self, keys: Sequence[bytes], layout: str | None = None, namespace: str | None = None
     ) -> ForeignChain:
         """Unlinked pages under another system's keys, for a foreign layout."""
+        terms = self._terms
         return ForeignChain(
-            self._layout(layout), self._namespace(namespace), self._namespace_key, keys
+            terms.layout(layout), terms.namespace(namespace), self._namespace_key, keys
         )
 
     def match(
@@ -175,9 +184,9 @@ class Client:
         hold = wanted if isinstance(wanted, Hold) else None
         chain = wanted.chain if isinstance(wanted, Hold) else wanted
         page_end = hold.page_count if hold is not None else chain.page_count
-        first_page, count = page_window(page_end, first_page, page_count)
-        transfer = Transfer(chain.layout, first_page, count, wanted_units(units, chain.layout))
-        if count == 0:
+        window = page_window(page_end, first_page, page_count)
+        transfer = wanted_transfer(chain.layout, window, units)
+        if transfer.page_count == 0:
             return GetResult(np.zeros(0, dtype=np.uint8))
         rows = row_sink(sink)
 
@@ -186,7 +195,7 @@ class Client:
             hold_id = 0
             if hold is not None and hold.session is session and hold.end():
                 hold_id = hold.hold_id
-            message = self._message(session, chain, page_end=first_page + count)
+            message = self._message(session, chain, transfer.page_end)
             rows.begin(transfer)
             order = get_order(session, message, hold_id, transfer, wait_pending, deadline)
             report = session.transport.get(order, rows)
@@ -198,7 +207,7 @@ class Client:
             return report
 
         deadline = self._deadline(timeout_s)
-        missed = GetReport(np.full(count, Status.UNAVAILABLE, dtype=np.uint8), 0)
+        missed = GetReport(np.full(transfer.page_count, Status.UNAVAILABLE, dtype=np.uint8), 0)
         report = self._or_miss("get", deadline, act, missed)
         return GetResult(report.statuses, report.bytes_copied)
 
@@ -210,24 +219,30 @@ class Client:
         first_page: int = 0,
         page_count: int | None = None,
         units: int | Iterable[int] | None = None,
+        positions: ArrayLike | None = None,
         variants: int | Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> PutResult:
         """Stores what is missing of a chain. Offer the whole chain: what is there is only touched.
 
+        ``positions``: the pages that this call puts, ascending, where other sessions put those
+        between them (see ``octavo.shards``); None means all. The result is about these alone.
         ``variants``: how pages are packed, one for all or one a page; None asks the source.
         """
         started_s = time.monotonic()
-        first_page, count = page_window(chain.page_count, first_page, page_count)
-        transfer = Transfer(chain.layout, first_page, count, wanted_units(units, chain.layout))
-        if count == 0:
+        transfer = wanted_transfer(
+            chain.layout,
+            page_window(chain.page_count, first_page, page_count),
+            units,
+            positions,
+            self.profiles.of(chain.namespace),
+        )
+        if transfer.page_count == 0:
             return PutResult(np.zeros(0, dtype=np.uint8), len(transfer.units))
         rows = row_source(source)
 
         def act(session: Session, _is_retry: bool) -> PutReport:
-            message = chain_part(
-                self._message(session, chain, page_end=first_page + count), first_page
-            )
+            message = chain_part(self._message(session, chain, transfer.page_end), first_page)
             rows.begin(transfer)
             order = checked_puts(session, message, transfer, rows, variants, deadline)
             return session.transport.put_in_rounds(order, rows)
@@ -275,12 +290,12 @@ class Client:
         Raises:
             NodeUnavailable: nobody answered.
         """
-        fingerprint = b"" if layout is None else self._layout(layout).fingerprint()
+        fingerprint = b"" if layout is None else self._terms.layout(layout).fingerprint()
 
         def act(session: Session, _is_retry: bool) -> int:
             request = cache_pb2.ClearRequest(
                 session_id=session.session_id,
-                namespace_index=self._namespaces[self._namespace(namespace)],
+                namespace_index=self._terms.namespace_index(namespace),
                 layout_fingerprint=fingerprint,
             )
             response = session.wire.unary(session.wire.cache.Clear, request, deadline)
@@ -367,8 +382,8 @@ class Client:
         return chain_message(
             session,
             chain,
-            self._namespaces[chain.namespace],
-            self._layouts[chain.layout.name],
+            self._terms.namespace_index(chain.namespace),
+            self._terms.layout_index(chain.layout.name),
             chain.page_count if page_end is None else page_end,
         )
 
@@ -377,20 +392,6 @@ class Client:
         return self._connection.attempt(
             deadline, lambda session, _retry: session.namespace_key(namespace)
         )
-
-    def _layout(self, name: str | None) -> Layout:
-        if name is None:
-            return self._terms.layouts[0]
-        if name not in self._layouts:
-            raise InvalidRequest(f"layout {name!r} is none of {', '.join(self._layouts)}")
-        return self._terms.layouts[self._layouts[name]]
-
-    def _namespace(self, name: str | None) -> str:
-        if name is None:
-            return self._terms.namespaces[0]
-        if name not in self._namespaces:
-            raise InvalidRequest(f"namespace {name!r} is none of {', '.join(self._namespaces)}")
-        return name
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)

@@ -19,7 +19,8 @@ from octavo.errors import (
     NodeUnavailable,
 )
 from octavo.health import HealthRecorder
-from octavo.session import Session, SessionTerms, open_session
+from octavo.session import Session, open_session
+from octavo.terms import SessionTerms
 
 Answer = TypeVar("Answer")
 

@@ -33,13 +33,10 @@ class DeliveryLedger:
         """Row numbers, and which of them were asked for. Others must not be copied."""
         transfer = self._transfer
         ranks = self._ranks[units].astype(np.int64)
-        wanted = (
-            (positions >= transfer.first_page)
-            & (positions < transfer.first_page + transfer.page_count)
-            & (ranks < len(transfer.units))
-        )
+        places, moved = transfer.places_of(positions)
+        wanted = moved & (ranks < len(transfer.units))
         self.unwanted_count += int(len(wanted) - np.count_nonzero(wanted))
-        return (positions - transfer.first_page) * len(transfer.units) + ranks, wanted
+        return places * len(transfer.units) + ranks, wanted
 
     def copied(self, row_count: int, size_bytes: int) -> None:
         """``row_count`` rows are in the sink."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from octavo.address import Address
 from octavo.deadline import Deadline
@@ -18,6 +18,7 @@ from octavo.errors import (
 )
 from octavo.health import HealthRecorder
 from octavo.results import NodeInfo
+from octavo.terms import SessionTerms
 from octavo.transport.base import Transport
 from octavo.transport.broker import BrokerLink
 from octavo.transport.inline import InlineTransport
@@ -25,28 +26,11 @@ from octavo.transport.shm import ShmTransport
 from octavo.version import __version__
 from octavo.wire import Wire
 from octavo_proto.layout import Layout
-from octavo_proto.limits import (
-    KEY_BYTES,
-    LAYOUTS_PER_SESSION_MAX,
-    NAMESPACE_KEY_BYTES,
-    NAMESPACES_PER_SESSION_MAX,
-)
+from octavo_proto.limits import KEY_BYTES, NAMESPACE_KEY_BYTES
 from octavo_proto.v1 import cache_pb2
-
-TransportChoice = Literal["auto", "shm", "grpc"]
 
 CLOSE_TIMEOUT_S: Final = 0.5
 """Saying goodbye is a courtesy: the node closes silent sessions by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTerms:
-    """What a client asks of every node it connects to."""
-
-    layouts: tuple[Layout, ...]
-    namespaces: tuple[str, ...]
-    variants: tuple[int, ...]
-    transport: TransportChoice
 
 
 @dataclass(slots=True)
@@ -78,32 +62,6 @@ class Session:
                 self.wire.unary(self.wire.cache.CloseSession, request, Deadline(CLOSE_TIMEOUT_S))
         self.transport.close()
         self.wire.close()
-
-
-def checked_terms(
-    layouts: Sequence[Layout],
-    namespaces: Sequence[str],
-    variants: Sequence[int],
-    transport: TransportChoice,
-) -> SessionTerms:
-    """What a client asks for, if it may be asked.
-
-    Raises:
-        InvalidRequest: names the argument that is wrong.
-    """
-    if not 0 < len(layouts) <= LAYOUTS_PER_SESSION_MAX:
-        raise InvalidRequest(f"{len(layouts)} layouts, allowed: 1 to {LAYOUTS_PER_SESSION_MAX}")
-    if not 0 < len(namespaces) <= NAMESPACES_PER_SESSION_MAX:
-        raise InvalidRequest(
-            f"{len(namespaces)} namespaces, allowed: 1 to {NAMESPACES_PER_SESSION_MAX}"
-        )
-    if len({layout.name for layout in layouts}) < len(layouts) or len(set(namespaces)) < len(
-        namespaces
-    ):
-        raise InvalidRequest("two layouts or two namespaces have the same name")
-    if transport not in ("auto", "shm", "grpc"):
-        raise InvalidRequest(f"transport is {transport!r}, allowed: auto, shm, grpc")
-    return SessionTerms(tuple(layouts), tuple(namespaces), tuple(variants), transport)
 
 
 def open_session(

@@ -5,7 +5,12 @@ hold none of it, so expert parallelism changes nothing here. A layout's units ar
 that were put at one TP size are got at any other that cuts the heads at the borders of units.
 
 Where several ranks hold the same KV (more ranks than KV heads; MLA, whose latents every rank
-has), each page is put by one of them, in turn by its position in the chain.
+has), each page is put by one of them, in turn by its position in the chain. The whole way of
+a rank's put:
+
+    shard = ShardMap(layout, tp=8).shard(rank)
+    turns = shard.put_positions(chain.page_count)
+    client.put(chain, source, units=shard.units, positions=turns)
 """
 
 from __future__ import annotations
@@ -49,7 +54,8 @@ class Shard:
         return position % self.replicas == self.replica
 
     def put_positions(self, page_count: int, first_page: int = 0) -> NDArray[np.int64]:
-        """Those of ``page_count`` pages from ``first_page`` on that this rank puts."""
+        """Those of ``page_count`` pages from ``first_page`` on that this rank puts: the
+        ``positions`` of ``Client.put``."""
         first = first_page + (self.replica - first_page) % self.replicas
         return np.arange(first, first_page + page_count, self.replicas, dtype=np.int64)
 

@@ -12,13 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from octavo.codec.raw import RAW_VARIANT
 from octavo.errors import InvalidRequest, TransferError
 from octavo.memory import Region, copy_extents, region_of, view_at
 from octavo.transfer import Rows, RowSink, RowSource, Transfer
 from octavo_proto.layout import KvKind
-
-RAW_VARIANT = 1
-"""Units as the engine has them; the variant of codec ``raw``."""
 
 
 class Sink(Protocol):
@@ -55,9 +53,9 @@ class Source(Protocol):
 class BufferSink:
     """A flat writable buffer of rows of ``unit_bytes`` each.
 
-    Unit ``u`` of page ``p`` goes to row (p - first_page) * units + rank of u among the wanted
-    units; with ``rows``, the i-th page of the get goes where page rows[i] would. A unit may be
-    shorter than a row; ``lengths`` tells. Bytes of rows whose page is not ``DONE`` are undefined.
+    Unit ``u`` of the i-th page that moves goes to row i * units + rank of u among the wanted
+    units; with ``rows``, the i-th page goes where page rows[i] would. A unit may be shorter than
+    a row; ``lengths`` tells. Bytes of rows whose page is not ``DONE`` are undefined.
     """
 
     def __init__(self, buffer: Any, unit_bytes: int, rows: ArrayLike | None = None) -> None:
@@ -79,9 +77,6 @@ class BufferSink:
             )
         copy_extents(self._rows.addresses_of(rows.rows), rows.addresses, rows.lengths)
         self.lengths[rows.rows] = rows.lengths
-
-    def accept(self, position: int, unit: int, variant: int, view: memoryview) -> None:
-        raise NotImplementedError("a buffer sink takes rows")
 
 
 class BufferSource:
@@ -118,15 +113,6 @@ class BufferSource:
 
     def fill_rows(self, rows: Rows) -> None:
         copy_extents(rows.addresses, self._rows.addresses_of(rows.rows), rows.lengths)
-
-    def unit_bytes(self, position: int, unit: int) -> int:
-        return self._rows.unit_bytes
-
-    def variant(self, position: int) -> int:
-        return self._variant
-
-    def fill(self, position: int, unit: int, view: memoryview) -> int | None:
-        raise NotImplementedError("a buffer source gives rows")
 
 
 class _BufferRows:
@@ -202,7 +188,7 @@ class _SourceRows:
         transfer = self._begun()
         lengths = [
             self._source.unit_bytes(position, unit)
-            for position in range(transfer.first_page, transfer.first_page + transfer.page_count)
+            for position in transfer.positions.tolist()
             for unit in transfer.units
         ]
         if lengths and not 0 < min(lengths) <= max(lengths) < 2**32:
@@ -211,8 +197,8 @@ class _SourceRows:
 
     def page_variants(self) -> NDArray[np.uint16]:
         transfer = self._begun()
-        positions = range(transfer.first_page, transfer.first_page + transfer.page_count)
-        return np.array([self._source.variant(position) for position in positions], dtype=np.uint16)
+        variants = [self._source.variant(position) for position in transfer.positions.tolist()]
+        return np.array(variants, dtype=np.uint16)
 
     def fill_rows(self, rows: Rows) -> None:
         for position, unit, length, address in zip(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from octavo.codec import Profile
 from octavo.errors import InvalidRequest
 from octavo_proto.layout import Layout
 from octavo_proto.limits import UNITS_MAX
@@ -19,19 +20,40 @@ renewed and a mapping that is to go can go."""
 
 NOT_WANTED: Final = 255
 
+EXACT: Final = Profile.named("exact")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
-    """The pages ``first_page`` to ``first_page + page_count`` and the wanted units of each.
+    """``page_count`` pages of a chain and the wanted units of each: the pages from
+    ``first_page`` on, or ``chosen`` ones of those.
 
-    Its rows are (page, wanted unit) in that order: row = (page - first_page) * len(units) + rank
-    of the unit among ``units``, which ascend.
+    Its rows are (page, wanted unit) in that order: row = place of the page among ``positions``
+    * len(units) + rank of the unit among ``units``, which ascend.
     """
 
     layout: Layout
     first_page: int
     page_count: int
     units: tuple[int, ...]
+    chosen: NDArray[np.int64] | None = None
+    """Their positions in the chain, ascending; None means that none is left out."""
+    profile: Profile = EXACT
+    """The namespace's: how a source that packs is to pack, unless it was told otherwise."""
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The pages by their positions in the chain, ascending."""
+        if self.chosen is not None:
+            return self.chosen
+        return np.arange(self.first_page, self.first_page + self.page_count, dtype=np.int64)
+
+    @property
+    def page_end(self) -> int:
+        """The position behind the last page."""
+        if self.chosen is None or not len(self.chosen):
+            return self.first_page + self.page_count
+        return int(self.chosen[-1]) + 1
 
     @property
     def row_count(self) -> int:
@@ -48,7 +70,20 @@ class Transfer:
         return ranks
 
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return rows // len(self.units) + self.first_page
+        places = rows // len(self.units)
+        return places + self.first_page if self.chosen is None else self.chosen[places]
+
+    def places_of(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Places of pages among ``positions``, and which of them are there; the others' places
+        mean nothing."""
+        if self.chosen is None:
+            places = positions - self.first_page
+            return places, (places >= 0) & (places < self.page_count)
+        places = np.searchsorted(self.chosen, positions)
+        places[places == len(self.chosen)] = 0
+        return places, self.chosen[places] == positions
 
     def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         return np.asarray(self.units, dtype=np.uint8)[rows % len(self.units)]
@@ -118,7 +153,7 @@ class RowSource(Protocol):
         ...
 
     def page_variants(self) -> NDArray[np.uint16]:
-        """Variant: one for all, or one a page."""
+        """Variant: one for all, or one a page of the transfer."""
         ...
 
     def fill_rows(self, rows: Rows) -> None:
@@ -173,3 +208,43 @@ def page_window(chain_pages: int, first_page: int, page_count: int | None) -> tu
             f"pages {first_page} to {first_page + count} wanted, the chain has {chain_pages}"
         )
     return first_page, count
+
+
+def wanted_transfer(
+    layout: Layout,
+    window: tuple[int, int],
+    units: int | Iterable[int] | None,
+    positions: ArrayLike | None = None,
+    profile: Profile = EXACT,
+) -> Transfer:
+    """What a call moves of the pages in ``window``: first page, page count.
+
+    Raises:
+        InvalidRequest: units that the layout does not have, or positions outside of the window.
+    """
+    first_page, page_count = window
+    chosen = None if positions is None else _chosen(positions, first_page, page_count)
+    return Transfer(
+        layout,
+        first_page,
+        page_count if chosen is None else len(chosen),
+        wanted_units(units, layout),
+        chosen,
+        profile,
+    )
+
+
+def _chosen(positions: ArrayLike, first_page: int, page_count: int) -> NDArray[np.int64]:
+    given = np.asarray(positions)
+    if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
+        raise InvalidRequest("positions must be whole numbers in one dimension")
+    chosen = given.astype(np.int64)
+    if (np.diff(chosen) <= 0).any():
+        raise InvalidRequest("positions must ascend, each once")
+    page_end = first_page + page_count
+    if len(chosen) and (chosen[0] < first_page or chosen[-1] >= page_end):
+        raise InvalidRequest(
+            f"positions {chosen[0]} to {chosen[-1]} wanted, the call is about pages "
+            f"{first_page} to {page_end - 1}"
+        )
+    return chosen

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import octavo
-from octavo.session import TransportChoice
+from octavo.terms import TransportChoice
 
 LAYOUT = octavo.Layout(
     name="main", model="m", layers=4, kv_heads=2, head_dim=32, dtype="float16", layer_parts=2

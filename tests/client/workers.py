@@ -35,6 +35,13 @@ def stall(client: octavo.Client) -> None:
     client.put(client.chain(prompt(9, 4)), _Stalled())
 
 
+def stall_in_turn(client: octavo.Client) -> None:
+    """Puts page 1 of six, and is killed while it puts its other turns, 3 and 5."""
+    chain, data = client.chain(prompt(9, 6)), content(9, 6)
+    client.put(chain, octavo.BufferSource(data, UNIT, rows=[1]), positions=[1])
+    client.put(chain, _Stalled(), positions=[3, 5])
+
+
 def fork_before(client: octavo.Client) -> None:
     """A client that has not dialled works in a forked child and in its parent."""
     chain, data = client.chain(prompt(10, 4)), content(10, 4)
@@ -67,7 +74,12 @@ def fork_after(client: octavo.Client) -> None:
 
 
 def main(mode: str, address: str, transport: str) -> None:
-    work = {"stall": stall, "fork-before": fork_before, "fork-after": fork_after}[mode]
+    work = {
+        "stall": stall,
+        "stall-in-turn": stall_in_turn,
+        "fork-before": fork_before,
+        "fork-after": fork_after,
+    }[mode]
     with client_of(address, transport) as client:
         work(client)
 

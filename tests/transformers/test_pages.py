@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from tests.nodes import NodeProcess
 from tests.transformers.tiny import hf, make_model
 
+from octavo import RAW_VARIANT, Client, InvalidRequest, Rows, Transfer
 from octavo.codec import UnknownVariant
-from octavo.sinks import RAW_VARIANT
 from octavo.transformers import CacheSink, CacheSource, kv_layout, next_logits
 from octavo_proto.layout import Layout
 
@@ -41,14 +44,32 @@ def filled_cache(model: Any, length: int = TOKENS) -> Any:
 
 def gather(cache: Any, layout: Layout, first_page: int = 0) -> dict[tuple[int, int], bytearray]:
     """All units of pages from ``first_page`` on, as a node would keep them."""
-    source = CacheSource(cache, layout, page_count=PAGES - first_page, first_page=first_page)
-    units: dict[tuple[int, int], bytearray] = {}
-    for page in range(first_page, PAGES):
-        for unit in range(layout.unit_count):
-            body = bytearray(source.unit_bytes(page, unit))
-            assert source.fill(page, unit, memoryview(body)) == len(body)
-            units[page, unit] = body
-    return units
+    page_count = PAGES - first_page
+    source = CacheSource(cache, layout, page_count=page_count, first_page=first_page)
+    transfer = Transfer(layout, first_page, page_count, tuple(range(layout.unit_count)))
+    return {place: body for place, (_variant, body) in taken(source, transfer).items()}
+
+
+def taken(source: CacheSource, transfer: Transfer) -> dict[tuple[int, int], tuple[int, bytearray]]:
+    """Variant and bytes of all units of a transfer, drawn as a transport does."""
+    source.begin(transfer)
+    numbers = np.arange(transfer.row_count, dtype=np.int64)
+    lengths = spread(source.unit_lengths(), transfer).astype(np.int64)
+    variants = spread(source.page_variants(), transfer)
+    positions, units = transfer.positions_of(numbers), transfer.units_of(numbers)
+    bodies = [bytearray(length) for length in lengths.tolist()]
+    views = [np.frombuffer(body, dtype=np.uint8) for body in bodies]
+    addresses = np.array([view.ctypes.data for view in views], dtype=np.int64)
+    source.fill_rows(Rows(numbers, positions, units, variants, lengths, addresses))
+    places = zip(positions.tolist(), units.tolist(), strict=True)
+    return dict(zip(places, zip(variants.tolist(), bodies, strict=True), strict=True))
+
+
+def spread(column: NDArray[Any], transfer: Transfer) -> NDArray[Any]:
+    """One for all or one a page, as one a row."""
+    if len(column) == transfer.page_count:
+        return column.repeat(len(transfer.units))
+    return np.broadcast_to(column, transfer.row_count).copy()
 
 
 def scatter(model: Any, layout: Layout, units: dict[tuple[int, int], bytearray]) -> Any:
@@ -137,9 +158,23 @@ def test_source_does_not_see_what_comes_later(model: Any) -> None:
     before = gather(cache, layout)[0, 0]
     with torch.inference_mode():
         cache.layers[0].keys.zero_()
-    body = bytearray(len(before))
-    source.fill(0, 0, memoryview(body))
+    _variant, body = taken(source, Transfer(layout, 0, 1, (0,)))[0, 0]
     assert body == before
+
+
+def test_a_source_gives_the_pages_it_has_and_no_others(model: Any) -> None:
+    layout, cache = make_layout(model, layer_parts=3, head_parts=2), filled_cache(model)
+    source = CacheSource(cache, layout, page_count=2, first_page=1)
+    chosen = Transfer(layout, 1, 1, (1, 4), np.array([2]))
+    whole = gather(cache, layout)
+    assert {place: bytes(body) for place, (_, body) in taken(source, chosen).items()} == {
+        (2, unit): bytes(whole[2, unit]) for unit in (1, 4)
+    }
+    for first_page, page in ((0, "page 0"), (2, "page 3")):
+        with pytest.raises(InvalidRequest, match=f"{page} is wanted, the source has pages 1 to 2"):
+            source.begin(Transfer(layout, first_page, 2, (0,)))
+    with pytest.raises(InvalidRequest, match="layout 'tiny' is not the source's"):
+        source.begin(Transfer(make_layout(model), 1, 1, (0,)))
 
 
 def test_tokens_behind_the_last_full_page_are_refused(model: Any) -> None:
@@ -173,11 +208,9 @@ def test_packed_pages_come_back_near_and_the_first_exactly(model: Any, profile: 
     layout, cache = make_layout(model, head_parts=2), filled_cache(model)
     source = CacheSource(cache, layout, page_count=PAGES, profile=profile)
     sink = CacheSink(layout, page_count=PAGES)
-    for page in range(PAGES):
-        for unit in range(layout.unit_count):
-            body = bytearray(source.unit_bytes(page, unit))
-            assert source.fill(page, unit, memoryview(body)) == len(body)
-            sink.accept(page, unit, source.variant(page), memoryview(body).toreadonly())
+    transfer = Transfer(layout, 0, PAGES, tuple(range(layout.unit_count)))
+    for (page, unit), (variant, body) in taken(source, transfer).items():
+        sink.accept(page, unit, variant, memoryview(body).toreadonly())
     loaded = hf.DynamicCache(config=model.config)
     sink.extend(loaded, PAGES)
     for before, after in zip(cache.layers, loaded.layers, strict=True):
@@ -186,3 +219,19 @@ def test_packed_pages_come_back_near_and_the_first_exactly(model: Any, profile: 
             assert torch.equal(kept[:, :, :16], got[:, :, :16])
             error = (kept - got).norm() / (kept - kept.mean(2, keepdim=True)).norm()
             assert 0 < error < 0.12
+
+
+def test_a_cache_is_packed_by_its_clients_profile_and_got_back(model: Any, tmp_path: Path) -> None:
+    layout, cache = make_layout(model, head_parts=2), filled_cache(model)
+    with NodeProcess(tmp_path) as node, Client(node.address, layouts=[layout], profile="best") as c:
+        chain, sink = c.chain(prompt()), CacheSink(layout, page_count=PAGES)
+        put = c.put(chain, CacheSource(cache, layout, page_count=PAGES))
+        assert put.stored_pages == PAGES
+        assert put.bytes_put < 0.75 * PAGES * layout.raw_page_bytes  # the first page is raw
+        assert c.get(chain, sink).page_count == PAGES
+    loaded = hf.DynamicCache(config=model.config)
+    sink.extend(loaded, PAGES)
+    for before, after in zip(cache.layers, loaded.layers, strict=True):
+        kept = before.keys[:, :, : PAGES * 16]
+        assert torch.equal(kept[:, :, :16], after.keys[:, :, :16])
+        assert 0 < (kept - after.keys).norm() / kept.norm() < 0.02

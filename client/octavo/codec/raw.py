@@ -6,11 +6,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from octavo.codec.base import Codec, unit_shape
-from octavo.sinks import RAW_VARIANT
 from octavo_proto.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+RAW_VARIANT = 1
+"""Units as the engine has them."""
 
 
 class RawCodec(Codec):

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from octavo.codec import Codec, Profile, codec_of
 from octavo.codec.base import unit_shape
+from octavo.codec.raw import RAW_VARIANT
 from octavo.errors import TransferError
-from octavo.memory import view_at
 from octavo.paged.cache import PagedKV, PagedKVError
-from octavo.sinks import RAW_VARIANT
+from octavo.paged.packing import UNPACKED_BYTES_MAX, PackingSource
+from octavo.paged.units import UnitMemory, by_unit
 from octavo.transfer import Rows, Transfer
-from octavo.transport.ring import ALIGNMENT
-
-_UNPACKED_BYTES_MAX: Final = 16 << 20
-"""Unpacked at a time, into memory that is used again: new memory for all of a slice would cost
-as much time as the unpacking."""
 
 
 class _Placement:
@@ -42,11 +38,10 @@ class _Placement:
     def check(self, transfer: Transfer) -> None:
         if transfer.layout != self.cache.layout:
             raise PagedKVError("the chain's layout is not the cache's")
-        page_end = transfer.first_page + transfer.page_count
         covered = len(self._blocks) * self.cache.pages_per_block
-        if page_end > covered:
+        if transfer.page_end > covered:
             raise PagedKVError(
-                f"the transfer ends at page {page_end}, the block table covers {covered}"
+                f"the transfer ends at page {transfer.page_end}, the block table covers {covered}"
             )
         for unit in transfer.units:
             self.cache.page_views(unit)
@@ -61,9 +56,9 @@ class _Placement:
         )
 
 
-class PagedSource:
+class PagedSource(PackingSource):
     """Puts pages out of an engine's cache, packed as ``profile`` says (a name of
-    ``octavo.codec.PROFILES``, a codec's, or a ``Profile``).
+    ``octavo.codec.PROFILES``, a codec's, or a ``Profile``); None leaves it to the client.
 
     ``block_table[i]`` is the engine's block that holds tokens ``i * block_tokens`` and on of the
     chain. The engine must not write to those tokens meanwhile.
@@ -73,59 +68,17 @@ class PagedSource:
         self,
         cache: PagedKV,
         block_table: Sequence[int] | NDArray[np.int64],
-        profile: Profile | str = "exact",
+        profile: Profile | str | None = None,
     ) -> None:
+        super().__init__(cache.layout, profile)
         self._placement = _Placement(cache, block_table)
         self._cache = cache
-        self._profile: Final = Profile.named(profile) if isinstance(profile, str) else profile
-        self._transfer: Transfer | None = None
 
     def begin(self, transfer: Transfer) -> None:
         self._placement.check(transfer)
-        self._transfer = transfer
-
-    def unit_lengths(self) -> NDArray[np.uint32]:
-        transfer = self._begun()
-        by_row = np.array(
-            [
-                [self.unit_bytes(position, unit) for unit in transfer.units]
-                for position in self._kinds(transfer)
-            ],
-            dtype=np.uint32,
-        )
-        if (by_row == by_row.flat[0]).all():
-            return by_row.reshape(-1)[:1]
-        counts = np.ones(len(by_row), dtype=np.int64)
-        counts[-1] = transfer.page_count - len(by_row) + 1
-        return by_row.repeat(counts, axis=0).reshape(-1)
-
-    def page_variants(self) -> NDArray[np.uint16]:
-        transfer = self._begun()
-        kinds = [self.variant(position) for position in self._kinds(transfer)]
-        if len(set(kinds)) == 1:
-            return np.array(kinds[:1], dtype=np.uint16)
-        by_page = np.full(transfer.page_count, kinds[-1], dtype=np.uint16)
-        by_page[0] = kinds[0]
-        return by_page
-
-    def fill_rows(self, rows: Rows) -> None:
-        for unit, of_unit in _by_unit(rows):
-            is_first = rows.positions[of_unit] == 0
-            for chosen in (of_unit[is_first], of_unit[~is_first]):
-                if len(chosen):
-                    self._fill(rows, unit, chosen)
-
-    def _fill(self, rows: Rows, unit: int, chosen: NDArray[np.intp]) -> None:
-        """Packs pages that share a codec."""
-        codec = self._codec_at(int(rows.positions[chosen[0]]))
-        packed = codec.pack(self.gather(unit, rows.positions[chosen]), self._cache.layout)
-        if packed.shape[1] != int(rows.lengths[chosen][0]):
-            raise TransferError(f"codec {codec.name} made {packed.shape[1]} bytes")
-        memory = _UnitMemory(rows.addresses[chosen], packed.shape[1], writable=True)
-        memory.write(packed)
+        super().begin(transfer)
 
     def gather(self, unit: int, positions: NDArray[np.int64]) -> Tensor:
-        """The unit tensor (see ``Codec``) of some pages, in bits."""
         blocks, pages = self._placement.of(positions)
         layout = self._cache.layout
         shape = (len(positions), *unit_shape(layout, unit))
@@ -137,27 +90,6 @@ class PagedSource:
                 for side, view in enumerate(sides):
                     gathered[:, layer, side] = view[blocks, pages]
         return gathered
-
-    def unit_bytes(self, position: int, unit: int) -> int:
-        return self._codec_at(position).unit_bytes(self._cache.layout, unit)
-
-    def variant(self, position: int) -> int:
-        return self._codec_at(position).variant
-
-    def fill(self, position: int, unit: int, view: memoryview) -> int | None:
-        raise NotImplementedError("a paged source gives rows")
-
-    def _codec_at(self, position: int) -> Codec:
-        return self._profile.codec_at(self._cache.layout, position)
-
-    def _kinds(self, transfer: Transfer) -> range:
-        """Pages that stand for all: a chain's first page may be packed otherwise, the others
-        are alike."""
-        return range(transfer.first_page, transfer.first_page + min(transfer.page_count, 2))
-
-    def _begun(self) -> Transfer:
-        assert self._transfer is not None
-        return self._transfer
 
 
 class PagedSink:
@@ -176,7 +108,7 @@ class PagedSink:
 
     def accept_rows(self, rows: Rows) -> None:
         layout = self._cache.layout
-        for unit, of_unit in _by_unit(rows):
+        for unit, of_unit in by_unit(rows):
             for variant in np.unique(rows.variants[of_unit]).tolist():
                 chosen = of_unit[rows.variants[of_unit] == variant]
                 codec = codec_of(variant)
@@ -193,7 +125,7 @@ class PagedSink:
         """Unpacks pages of one variant, at most a batch of them."""
         layout, device = self._cache.layout, self._cache.device
         unit_bytes = codec.unit_bytes(layout, unit)
-        packed = _UnitMemory(rows.addresses[chosen], unit_bytes, writable=False).read().to(device)
+        packed = UnitMemory(rows.addresses[chosen], unit_bytes, writable=False).read().to(device)
         if codec.variant == RAW_VARIANT:
             values = codec.unpack(packed, layout, unit)
         else:
@@ -206,7 +138,7 @@ class PagedSink:
 
     def _batch(self, unit: int) -> int:
         """Pages unpacked at a time."""
-        return max(1, _UNPACKED_BYTES_MAX // self._cache.layout.raw_unit_bytes(unit))
+        return max(1, UNPACKED_BYTES_MAX // self._cache.layout.raw_unit_bytes(unit))
 
     def scatter(self, unit: int, positions: NDArray[np.int64], values: Tensor) -> None:
         """Writes a unit tensor (see ``Codec``), in bits, to the blocks of its pages."""
@@ -217,61 +149,3 @@ class PagedSink:
             else:
                 for side, view in enumerate(sides):
                     view[blocks, pages] = values[:, layer, side]
-
-    def accept(self, position: int, unit: int, variant: int, view: memoryview) -> None:
-        raise NotImplementedError("a paged sink takes rows")
-
-
-class _UnitMemory:
-    """Units of equal length at given addresses. Evenly spaced ones are one strided tensor."""
-
-    def __init__(self, addresses: NDArray[np.int64], unit_bytes: int, *, writable: bool) -> None:
-        self._addresses = addresses
-        self._unit_bytes = unit_bytes
-        self._writable = writable
-        self._step = self._even_step()
-
-    def write(self, packed: Tensor) -> None:
-        """Copies row i of ``packed`` (uint8) to address i."""
-        if self._step is not None:
-            self._strided(self._step).copy_(packed)
-            return
-        for address, row in zip(self._addresses.tolist(), packed, strict=True):
-            _tensor_at(address, self._unit_bytes, writable=True).copy_(row)
-
-    def read(self) -> Tensor:
-        """uint8 [units, unit_bytes]; shares the memory where it is evenly spaced."""
-        if self._step is not None:
-            return self._strided(self._step)
-        return torch.stack(
-            [
-                _tensor_at(address, self._unit_bytes, writable=False)
-                for address in self._addresses.tolist()
-            ]
-        )
-
-    def _even_step(self) -> int | None:
-        if len(self._addresses) == 1:
-            return self._unit_bytes
-        steps = np.diff(self._addresses)
-        step = int(steps[0])
-        # A step that is no whole number of elements could not be viewed as such.
-        is_even = step >= self._unit_bytes and step % ALIGNMENT == 0 and bool((steps == step).all())
-        return step if is_even else None
-
-    def _strided(self, step: int) -> Tensor:
-        unit_count = len(self._addresses)
-        span = step * (unit_count - 1) + self._unit_bytes
-        whole = _tensor_at(int(self._addresses[0]), span, writable=self._writable)
-        return whole.as_strided((unit_count, self._unit_bytes), (step, 1))
-
-
-def _tensor_at(address: int, size_bytes: int, *, writable: bool) -> Tensor:
-    # torch warns about read-only buffers. What is read from the arena is mapped read-only, so
-    # a write through this tensor would be stopped by the kernel; this module makes none.
-    return torch.frombuffer(view_at(address, size_bytes, writable=True), dtype=torch.uint8)
-
-
-def _by_unit(rows: Rows) -> list[tuple[int, NDArray[np.intp]]]:
-    """Row places of each unit, in order."""
-    return [(unit, np.flatnonzero(rows.units == unit)) for unit in np.unique(rows.units).tolist()]

@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.codec import Codec, Profile, codec_of
+from octavo.codec import Profile, codec_of
+from octavo.errors import InvalidRequest
+from octavo.paged.packing import PackingSource
+from octavo.transfer import Transfer
 from octavo_proto.layout import DTYPE_BYTES, Layout
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -57,12 +60,30 @@ class _Staging:
             part.layer_begin : part.layer_end, :, part.head_begin : part.head_end, begin:end
         ].transpose(0, 1, 3, 2, 4)
 
+    def units(self, positions: NDArray[np.int64], unit: int) -> torch.Tensor:
+        """A copy of one unit of some pages: ``[page, layer, 2, token, head, head_dim]``."""
+        part, (layers, sides, heads, _tokens, dim) = self.layout.unit_range(unit), self.bits.shape
+        paged = self.bits.view(layers, sides, heads, -1, self.layout.page_tokens, dim)
+        held = paged[part.layer_begin : part.layer_end, :, part.head_begin : part.head_end]
+        pages = torch.as_tensor(positions - self.first_page)
+        return held.permute(3, 0, 1, 4, 2, 5)[pages]
 
-class CacheSource:
+    def check(self, positions: NDArray[np.int64]) -> None:
+        """Raises InvalidRequest: a page that is not held."""
+        end = self.first_page + self.bits.shape[3] // self.layout.page_tokens
+        outside = positions[(positions < self.first_page) | (positions >= end)]
+        if len(outside):
+            raise InvalidRequest(
+                f"page {outside[0]} is wanted, the source has pages {self.first_page} to {end - 1}"
+            )
+
+
+class CacheSource(PackingSource):
     """Offers pages of a cache's keys and values to ``Client.put``.
 
     It takes a copy when made: what the model appends to the cache later is not seen. Pages are
-    packed as ``profile`` says (a name of ``octavo.codec.PROFILES``, a codec's, or a ``Profile``).
+    packed as ``profile`` says (a name of ``octavo.codec.PROFILES``, a codec's, or a ``Profile``);
+    None leaves it to the client.
 
     Raises:
         ValueError: the cache does not have those pages, or not the layout's shape.
@@ -76,9 +97,9 @@ class CacheSource:
         *,
         page_count: int,
         first_page: int = 0,
-        profile: Profile | str = "exact",
+        profile: Profile | str | None = None,
     ) -> None:
-        self._profile: Final = Profile.named(profile) if isinstance(profile, str) else profile
+        super().__init__(layout, profile)
         begin = first_page * layout.page_tokens
         end = begin + page_count * layout.page_tokens
         _check_cache(cache, layout, end)
@@ -89,24 +110,12 @@ class CacheSource:
         stacked = torch.stack(pairs).detach().to("cpu").contiguous()
         self._staging: Final = _Staging(layout, _as_bits(stacked), first_page)
 
-    def unit_bytes(self, position: int, unit: int) -> int:
-        """Bytes of a unit; the same for every page but a chain's first."""
-        return self._codec_at(position).unit_bytes(self._staging.layout, unit)
+    def begin(self, transfer: Transfer) -> None:
+        super().begin(transfer)
+        self._staging.check(transfer.positions)
 
-    def variant(self, position: int) -> int:
-        """That of the profile's codec for this page."""
-        return self._codec_at(position).variant
-
-    def fill(self, position: int, unit: int, view: memoryview) -> int:
-        """Writes a unit into ``view``, and returns its bytes."""
-        values = torch.as_tensor(self._staging.unit(position, unit)[None])
-        packed = self._codec_at(position).pack(values, self._staging.layout)[0]
-        target = np.frombuffer(view, dtype=np.uint8, count=packed.numel())
-        np.copyto(target, packed.numpy())
-        return packed.numel()
-
-    def _codec_at(self, position: int) -> Codec:
-        return self._profile.codec_at(self._staging.layout, position)
+    def gather(self, unit: int, positions: NDArray[np.int64]) -> torch.Tensor:
+        return self._staging.units(positions, unit)
 
 
 class CacheSink:

@@ -63,23 +63,27 @@ class GetReport:
 
 @dataclass(frozen=True, slots=True)
 class PutOrder:
-    """A put, ready to be sent. Positions in ``chain`` count from the transfer's first page."""
+    """A put, ready to be sent. ``chain`` begins at the transfer's first page, and on the wire
+    positions count from there."""
 
     session_id: bytes
     chain: cache_pb2.Chain
     transfer: Transfer
     lengths: NDArray[np.uint32]
-    """One for all, one a page, or one a row."""
+    """One for all, one a page of the transfer, or one a row."""
     variants: NDArray[np.uint16]
-    """One for all, or one a page."""
+    """One for all, or one a page of the transfer."""
     deadline: Deadline
 
     def request(self) -> cache_pb2.ReserveRequest:
         """The reservation that comes first."""
+        transfer = self.transfer
+        chosen = () if transfer.chosen is None else transfer.chosen - transfer.first_page
         return cache_pb2.ReserveRequest(
             session_id=self.session_id,
             chain=self.chain,
-            unit_mask=self.transfer.unit_mask,
+            unit_mask=transfer.unit_mask,
+            positions=columns.write(chosen, columns.U32),
             unit_lengths=columns.write(self.lengths, columns.U32),
             variants=columns.write(self.variants, columns.U16),
         )
@@ -98,7 +102,7 @@ class PutOrder:
         pages = row_numbers // len(transfer.units)
         return Rows(
             rows=row_numbers,
-            positions=pages + transfer.first_page,
+            positions=transfer.positions_of(row_numbers),
             units=transfer.units_of(row_numbers),
             variants=self.variants[pages]
             if len(self.variants) > 1
