@@ -2,12 +2,15 @@
 
 The plain I/O moves pieces of the same size as units, with as many threads as the node uses,
 through O_DIRECT, and syncs. Both sides overwrite blocks that exist. All is taken alternately,
-and ratios are medians over the rounds.
+and ratios are medians over the rounds. ``series_ms`` has every single time, in order.
 
 Writes: four chains of 640 units of 320 KiB are put one after the other and flushed, beside as
 many pieces written plainly; the time is from the first put until all of it is durable.
 Reads: the node is restarted with memory for two of the chains, so that getting them in turn
-reads each from the device. Got bytes are compared with what was put.
+reads each from the device. Got bytes are compared with what was put. A read stands between two
+plain ones and is held against their mean: a device that others use too changes its pace within
+a run (ceilings of 1.1 to 2.4 GB/s were seen minutes apart on one), and what comes first would
+win or lose by that.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +37,9 @@ from octavo.transfer import Rows, Transfer
 READ_DEPTH: Final = 16
 WRITE_DEPTH: Final = 8
 """As the node's own (``octavo_server.store.nvme.config``)."""
+
+READ_ROUNDS_PER_ROUND: Final = 3
+"""A round of reads takes a tenth of the time that one of writes does, and varies more."""
 
 CHAINS: Final = 4
 TIMEOUT_S: Final = 120.0
@@ -53,7 +60,7 @@ def run(*, directory: Path | None = None, rounds: int = 9) -> Mapping[str, objec
         }
 
 
-def _transfers(place: Path, rounds: int) -> dict[str, float]:
+def _transfers(place: Path, rounds: int) -> dict[str, object]:
     def node_with(memory_bytes: int) -> LocalNode:
         return LocalNode(
             memory_bytes=memory_bytes,
@@ -69,14 +76,38 @@ def _transfers(place: Path, rounds: int) -> dict[str, float]:
             node.start()
             with _client(node) as client:
                 device = _Device(client, plain)
-                writes = device.writes(rounds)
+                device.writes(rounds)
             node.stop()
         with node_with(room_for_two) as node:
             node.start()
             with _client(node) as client:
                 device.meet(client)
-                reads = device.reads(rounds)
-    return {**writes, **reads}
+                device.reads(READ_ROUNDS_PER_ROUND * rounds)
+                device.pipeline(rounds)
+    return {**figures_of(device.series), "series_ms": in_ms(device.series)}
+
+
+def figures_of(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Ratios and speeds from the times, in seconds, that ``series_ms`` lists."""
+    halves = zip(between(series["half_to_arena"]), series["half_copy"], strict=True)
+    return {
+        "write_ratio": _ratio(series["write_plain"], series["write_durable"]),
+        "write_ceiling_gbps": CHAINS * TOTAL_BYTES / median(series["write_plain"]) / 1e9,
+        "read_ratio": _ratio(between(series["read_plain"]), series["read_to_arena"]),
+        "read_ceiling_gbps": TOTAL_BYTES / median(series["read_plain"]) / 1e9,
+        "pipeline_ratio": _ratio(series["to_worker"], [max(pair) for pair in halves]),
+        "nvme_to_worker_gbps": TOTAL_BYTES / median(series["to_worker"]) / 1e9,
+    }
+
+
+def between(times: Sequence[float]) -> list[float]:
+    """What each measurement taken between two of these is held against: the mean of the two."""
+    return [(before + after) / 2 for before, after in itertools.pairwise(times)]
+
+
+def in_ms(series: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The times in milliseconds, to a hundredth."""
+    return {name: [round(1e3 * time_s, 2) for time_s in times] for name, times in series.items()}
 
 
 def _client(node: LocalNode) -> Client:
@@ -94,6 +125,9 @@ class _Device:
         self._target = np.zeros_like(self._source)
         self._random = random
         self._tokens: list[list[int]] = []
+        self._turn = itertools.cycle(range(CHAINS))
+        self.series: defaultdict[str, list[float]] = defaultdict(list)
+        """Seconds of each measurement, by what was measured."""
         plain.fill(self._source)
         plain.write_all(WRITE_DEPTH)
         self._put_and_flush()  # blocks exist from now on
@@ -102,43 +136,40 @@ class _Device:
         """Goes on with the node as another process."""
         self._client = client
 
-    def writes(self, rounds: int) -> dict[str, float]:
+    def writes(self, rounds: int) -> None:
         """Puts and a flush beside plain writes and a sync."""
-        ratios: list[float] = []
-        ceilings: list[float] = []
+        series = self.series
         for _ in progress(range(rounds), "write", rounds):
             for tokens in self._tokens:
                 self._client.delete(self._client.chain(tokens))
-            ceilings.append(seconds(lambda: self._plain.write_all(WRITE_DEPTH)))
-            ratios.append(ceilings[-1] / self._put_and_flush())
-        return {
-            "write_ratio": median(ratios),
-            "write_ceiling_gbps": CHAINS * TOTAL_BYTES / median(ceilings) / 1e9,
-        }
+            series["write_plain"].append(seconds(lambda: self._plain.write_all(WRITE_DEPTH)))
+            series["write_durable"].append(self._put_and_flush())
 
-    def reads(self, rounds: int) -> dict[str, float]:
-        """NVMe to arena and NVMe to worker, beside plain reads and the copy alone."""
-        names = ("plain", "to_arena", "to_worker", "copy")
-        figures: dict[str, list[float]] = {name: [] for name in names}
-        turn = itertools.cycle(range(CHAINS))
-        for which in itertools.islice(turn, CHAINS):  # the order of use is the order of turns
+    def reads(self, rounds: int) -> None:
+        """NVMe to arena, each time between two plain reads."""
+        series = self.series
+        for which in itertools.islice(self._turn, CHAINS):  # the order of use is that of turns
             self._get(which, _NoCopy(), from_nvme=False)
+        series["read_plain"].append(self._read_plainly())
         for _ in progress(range(rounds), "read", rounds):
-            figures["plain"].append(seconds(lambda: self._plain.read_some(UNITS, READ_DEPTH)))
-            figures["to_arena"].append(self._get(next(turn), _NoCopy()))
+            series["read_to_arena"].append(self._get(next(self._turn), _NoCopy()))
+            series["read_plain"].append(self._read_plainly())
+
+    def pipeline(self, rounds: int) -> None:
+        """NVMe to worker, each time between two of NVMe to arena, and the copy alone."""
+        series = self.series
+        series["half_to_arena"].append(self._get(next(self._turn), _NoCopy()))
+        for _ in progress(range(rounds), "pipeline", rounds):
             self._target.fill(0)
-            which, sink = next(turn), BufferSink(self._target, UNIT_BYTES)
-            figures["to_worker"].append(self._get(which, sink))
+            which, sink = next(self._turn), BufferSink(self._target, UNIT_BYTES)
+            series["to_worker"].append(self._get(which, sink))
             if not np.array_equal(self._target, self._source):
                 raise BenchmarkError("the bytes that came are not those that were put")
-            figures["copy"].append(self._get(which, sink, from_nvme=False))
-        slower = [max(pair) for pair in zip(figures["to_arena"], figures["copy"], strict=True)]
-        return {
-            "read_ratio": _ratio(figures["plain"], figures["to_arena"]),
-            "pipeline_ratio": _ratio(figures["to_worker"], slower),
-            "read_ceiling_gbps": TOTAL_BYTES / median(figures["plain"]) / 1e9,
-            "nvme_to_worker_gbps": TOTAL_BYTES / median(figures["to_worker"]) / 1e9,
-        }
+            series["half_copy"].append(self._get(which, sink, from_nvme=False))
+            series["half_to_arena"].append(self._get(next(self._turn), _NoCopy()))
+
+    def _read_plainly(self) -> float:
+        return seconds(lambda: self._plain.read_some(UNITS, READ_DEPTH))
 
     def _put_and_flush(self) -> float:
         page_tokens = UNITS * LAYOUT.page_tokens
@@ -181,5 +212,5 @@ class _NoCopy:
         """Nothing to copy."""
 
 
-def _ratio(upper: list[float], lower: list[float]) -> float:
+def _ratio(upper: Sequence[float], lower: Sequence[float]) -> float:
     return median([above / below for above, below in zip(upper, lower, strict=True)])

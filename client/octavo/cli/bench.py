@@ -59,7 +59,10 @@ def nvme(
 
       octavo bench nvme --json | tail -n 1 | jq .read_ratio
     """
-    show_figures("bench nvme", measure("nvme", directory=directory), as_json=as_json)
+    figures = dict(measure("nvme", directory=directory))
+    if not as_json:
+        del figures["series_ms"]
+    show_figures("bench nvme", figures, as_json=as_json)
 
 
 @app.command()
