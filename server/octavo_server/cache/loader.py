@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_proto.keys import digest_seed
+from octavo_proto.limits import KEY_BYTES
 from octavo_server.cache.arrivals import Arrivals
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.matching import leading
@@ -26,6 +27,10 @@ from octavo_server.store.nvme.transfers import BodyToRead, UnitOutcome
 LOADS_MAX: Final = 128
 """Units being read at a time. A few times the depth of the device's queue, so that it never
 runs dry; what waits behind it holds no memory yet."""
+
+STARTS_MAX: Final = 32
+"""Units whose reads are prepared and begun in one step: twice the device's depth. Preparing all
+of ``LOADS_MAX`` first would leave the device idle for milliseconds."""
 
 WORK_OFF_INTERVAL_S: Final = 0.002
 """Completions are worked off at most this often. Each time costs about 0.2 ms whatever the
@@ -113,7 +118,7 @@ class Loader:
         Room is given in the order of asking. Otherwise the small units of many pages could fill
         memory, and wait there for large ones of the same pages that find no room any more.
         """
-        count = min(len(self._waiting), LOADS_MAX - self._reading)
+        count = min(len(self._waiting), LOADS_MAX - self._reading, STARTS_MAX)
         if self._short_of_room:
             count = 1  # what stands first, until that has got its place
         table = self._table
@@ -130,20 +135,10 @@ class Loader:
         behind = places[placed:]
         self._memory.arena.slots.free(behind[behind != NOWHERE])
         self._waiting.extendleft(reversed(batch[placed:]))
-        bodies: list[BodyToRead] = []
-        for (row, unit_row), place in zip(batch[:placed], places[:placed].tolist(), strict=True):
-            table.units.memory_offset[unit_row] = place
-            length = int(table.units.length[unit_row])
-            bodies.append(
-                BodyToRead(
-                    offset=int(table.units.nvme_offset[unit_row]),
-                    length=length,
-                    view=self._memory.arena.view(place, rounded_up(length)),
-                    seed=self._seed(row, unit_row, length),
-                    digest=int(table.units.digest[unit_row]),
-                    tag=unit_row,
-                )
-            )
+        rows = np.array([row for row, _ in batch[:placed]], dtype=np.int32)
+        unit_rows, places = unit_rows[:placed], places[:placed]
+        table.units.memory_offset[unit_rows] = places
+        bodies = self._bodies(rows, unit_rows, places)
         if not self._reading:
             self._busy_since, self._busy_bytes = time.monotonic(), 0
         self._reading += len(bodies)
@@ -167,12 +162,35 @@ class Loader:
         self._arrivals.failed(rows, MISSING)
         self._pins.unpin(rows)
 
-    def _seed(self, row: int, unit_row: int, length: int) -> int:
-        table = self._table
-        key = table.key_low[row].tobytes() + table.key_high[row].tobytes()
-        unit = unit_row - int(table.unit_base[row])
-        fingerprint = self._fingerprint_of(int(table.layout[row]))
-        return digest_seed(key, fingerprint, unit, int(table.variant[row]), length)
+    def _bodies(
+        self, rows: Rows, unit_rows: NDArray[np.int32], places: NDArray[np.int64]
+    ) -> list[BodyToRead]:
+        """Units to read to ``places``; ``rows`` are their pages."""
+        table, units = self._table, self._table.units
+        keys = np.column_stack((table.key_low[rows], table.key_high[rows])).tobytes()
+        columns = zip(
+            unit_rows.tolist(),
+            places.tolist(),
+            units.nvme_offset[unit_rows].tolist(),
+            units.length[unit_rows].tolist(),
+            units.digest[unit_rows].tolist(),
+            (unit_rows - table.unit_base[rows]).tolist(),
+            table.variant[rows].tolist(),
+            map(self._fingerprint_of, table.layout[rows].tolist()),
+            range(0, len(keys), KEY_BYTES),
+            strict=True,
+        )
+        return [
+            BodyToRead(
+                offset=offset,
+                length=length,
+                view=self._memory.arena.view(place, rounded_up(length)),
+                seed=digest_seed(keys[key : key + KEY_BYTES], fingerprint, unit, variant, length),
+                digest=digest,
+                tag=unit_row,
+            )
+            for unit_row, place, offset, length, digest, unit, variant, fingerprint, key in columns
+        ]
 
     def _arrived(self, bodies: list[BodyToRead]) -> None:
         """Collects what has been read; a burst of single completions is worked off together."""
