@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tests.cache.running import crowd, in_memory
-from tests.cache.world import KIB, MIB, TWO, World, body, chain_of
+import asyncio
+from pathlib import Path
 
+from tests.cache.running import Gate, crowd, in_memory, on_nvme
+from tests.cache.world import KIB, MIB, TWO, World, body, chain_of, eventually
+
+from octavo_server.cache.chains import ChainView
 from octavo_server.cache.statuses import (
     GRANTED,
     NO_ROOM,
@@ -155,6 +159,102 @@ def test_a_colder_slab_in_use_is_passed_over() -> None:
         world.cache.leases.release(session, held.leases[0].lease_id)
 
     in_memory(test)
+
+
+async def heads_that_are_larger(world: World, hot_count: int) -> tuple[ChainView, list[ChainView]]:
+    """Fills an arena of four slabs with a chain, whose first page takes one of them, and hot
+    pages of their own, one in each of the other slabs at least."""
+    session = await world.session()
+    await world.put(session, chain_of(session, [0]), [0], length=60 * KIB)
+    hot: list[ChainView] = []
+    whole = chain_of(session, range(49 - hot_count))
+    for last in range(1, len(whole)):
+        await world.put(session, chain_of(session, range(last + 1)), range(last + 1))
+        if last % (48 // hot_count) == 1 and len(hot) < hot_count:
+            hot.append(chain_of(session, [1000 + last]))
+            await world.put(session, hot[-1], [1000 + last])
+    assert len(hot) == hot_count
+    assert world.arena.slots.unassigned_bytes == 0
+    return whole, hot
+
+
+def test_a_larger_head_finds_room_though_all_like_it_have_children() -> None:
+    async def test(world: World) -> None:
+        chain, hot = await heads_that_are_larger(world, 6)
+        session = await world.session()
+        for page in hot:
+            await world.get(session, page)
+        new = chain_of(session, [500])
+        assert (await world.put(session, new, [500], length=60 * KIB)).tolist() == [[STORED]]
+        # Without NVMe a head that goes takes its chain along. Nobody else had to go.
+        assert world.present(session, chain) == 0
+        assert world.cache.table.row_count == len(hot) + 1
+        assert all(world.present(session, page) for page in hot)
+
+    in_memory(test, memory_bytes=256 * KIB)
+
+
+def test_a_larger_head_that_stays_on_nvme_leaves_memory_alone(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        chain, hot = await heads_that_are_larger(world, 6)
+        session = await world.session()
+        await world.settled()
+        for page in hot:
+            await world.get(session, page)
+        evicted = world.cache.counters["memory_evicted_pages"]
+        new = chain_of(session, [500])
+        assert (await world.put(session, new, [500], length=60 * KIB)).tolist() == [[STORED]]
+        assert world.cache.counters["memory_evicted_pages"] == evicted + 1
+        assert world.present(session, chain) == len(chain)
+        await world.settled()
+        # And back, beside the children that are in memory still, in the place of the other one.
+        got = await world.get(session, chain)
+        assert got.statuses == [GRANTED] * len(chain)
+        assert got.units[0, 0] == body(0, 0, 60 * KIB)
+
+    on_nvme(tmp_path, test, memory_bytes=256 * KIB)
+
+
+def test_a_larger_head_does_not_cut_off_what_is_leased() -> None:
+    async def test(world: World) -> None:
+        chain, hot = await heads_that_are_larger(world, 6)
+        session = await world.session()
+        held = await world.get(session, chain, release=False)
+        for page in hot:
+            await world.get(session, page)
+        new = chain_of(session, [500])
+        refused = await world.put(session, new, [500], length=60 * KIB)
+        assert refused.tolist() == [[NO_ROOM]]
+        for lease in held.leases:
+            world.cache.leases.release(session, lease.lease_id)
+        assert (await world.put(session, new, [500], length=60 * KIB)).tolist() == [[STORED]]
+
+    in_memory(test, memory_bytes=256 * KIB)
+
+
+def test_a_slab_with_a_page_on_its_way_into_memory_is_passed_over(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def test(world: World) -> None:
+        session = await world.session()
+        await world.put(session, chain_of(session, [0]), [0])
+        await world.settled()
+        world.evict_all()
+        await crowd(world, 100, 15)  # with the loaded page, the first slab is full
+        gate.shut("preadv")
+        loading = asyncio.ensure_future(world.get(session, chain_of(session, [0])))
+        await eventually(lambda: gate.waiting > 0)
+        for first in (200, 300):
+            assert await crowd(world, first, 24) == 24  # the other three slabs
+        assert world.cache.nvme is not None
+        await world.cache.nvme.settle()
+        assert world.arena.slots.unassigned_bytes == 0
+        assert await crowd(world, 400, 2, 60 * KIB) == 2
+        assert world.cache.counters["nvme_load_failed_units"] == 0
+        gate.open()
+        assert (await loading).units[0, 0] == body(0, 0, 4096)
+
+    on_nvme(tmp_path, test, memory_bytes=256 * KIB, files=gate.files)
 
 
 def test_no_room_where_everything_is_leased_and_room_again_after_release() -> None:

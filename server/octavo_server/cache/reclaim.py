@@ -1,13 +1,15 @@
 """Choosing pages to leave a tier. The same rules hold in memory and on NVMe.
 
-Victims are pages that nobody holds, in the policy's order, and only such whose children in
-the tier go with them: chains lose their tail first and stay closed. Pages that still wait to
-be written to NVMe go after all others.
+Victims are pages that nobody holds, in the policy's order: those whose children in the tier
+go with them first, so that chains lose their tail before their head. Where units differ in
+size, the heads may be all that have the size wanted; then they go, too. A page that leaves the
+node takes the pages below it along: chains stay closed. Pages that still wait to be written to
+NVMe go after all others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_server.cache.lineage import children_among, with_ancestors, with_descendants
-from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
+from octavo_server.cache.page_table import NO_ROW, NOWHERE, PageTable, Rows
 from octavo_server.eviction.policy import EvictionPolicy
 from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
 
@@ -23,9 +25,6 @@ _RANKED_MIN: Final = 256
 _RANKED_SHARE: Final = 16
 """A ranking orders 1/16 of the candidates, at least 256: the scan over all pages (about 10 ms
 for a million) is then paid once for that many evictions."""
-
-_SLABS_TRIED: Final = 8
-"""Slabs of other sizes that are looked at, coldest first, before the wanted size gives way."""
 
 NO_ROWS: Final[Rows] = np.empty(0, dtype=np.int32)
 
@@ -47,21 +46,30 @@ class TierColumns:
 class _Reach(Enum):
     """Which pages may be named as victims, each more than the one before."""
 
+    TAILS = auto()
+    """Those that don't wait to be written to NVMe and have no children left in the tier."""
     WRITTEN = auto()
-    """Those that don't wait to be written to NVMe."""
+    """Those with children there as well, if they stay in the other tier, or their children can
+    go with them."""
     ALL = auto()
     """Those that wait as well: what is lost is lost before it was durable."""
     CUTTING = auto()
-    """Those, too, that are the only link to pages of the other tier (which writes that failed
-    leave behind): better these become unreachable than that nothing can be put any more."""
+    """Those, too, that are the only link to other pages (to such as failed writes leave behind on
+    NVMe, or to such as somebody holds): better these become unreachable than that nothing can be
+    put any more."""
+
+
+_DURABLE_FIRST: Final = (_Reach.TAILS, _Reach.WRITTEN)
+"""Reaches in which what still waits to be written stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
     """Victims in order, with the time of last use that each had when ranked, and how many
-    slots of the wanted size each gives.
+    slots of the wanted size each gives. ``reach``: the rule they were ranked by.
     """
 
+    reach: _Reach
     rows: Rows
     touched: NDArray[np.int64]
     slot_counts: NDArray[np.int64]
@@ -71,12 +79,19 @@ class _Ranking:
         sums = np.cumsum(self.slot_counts[:slot_count])
         count = int(np.searchsorted(sums, slot_count)) + 1
         return (
-            _Ranking(self.rows[:count], self.touched[:count], self.slot_counts[:count]),
-            _Ranking(self.rows[count:], self.touched[count:], self.slot_counts[count:]),
+            replace(
+                self,
+                rows=self.rows[:count],
+                touched=self.touched[:count],
+                slot_counts=self.slot_counts[:count],
+            ),
+            replace(
+                self,
+                rows=self.rows[count:],
+                touched=self.touched[count:],
+                slot_counts=self.slot_counts[count:],
+            ),
         )
-
-
-_NO_RANKING: Final = _Ranking(NO_ROWS, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class Reclaimer:
@@ -102,19 +117,26 @@ class Reclaimer:
         can go.
         """
         size_bytes = self._slots.slot_bytes(length)
+        ranked = self._ranked.pop(size_bytes, None)
+        if ranked is not None and len(victims := self._next(ranked, count, size_bytes)):
+            return victims
         for reach in _Reach:
-            ranked = self._ranked.pop(size_bytes, _NO_RANKING)
-            if not len(ranked.rows):
-                ranked = self._rank(size_bytes, reach, count)
-                colder = self._colder_slab(length, ranked.rows)
-                if len(colder):
-                    return colder
-            while len(ranked.rows):
-                batch, ranked = ranked.split(count)
-                victims = self._free_to_go(batch, reach)
-                if len(victims):
-                    self._ranked[size_bytes] = ranked
-                    return victims
+            ranked = self._rank(size_bytes, reach, count)
+            colder = self._coldest_slab(length, reach, ranked.rows)
+            if len(colder):
+                return colder
+            if len(victims := self._next(ranked, count, size_bytes)):
+                return victims
+        # No page of this size can go, so it is not asked which slab was used before it.
+        return self._coldest_slab(length, _Reach.CUTTING, NO_ROWS)
+
+    def _next(self, ranked: _Ranking, count: int, size_bytes: int) -> Rows:
+        """The first of a ranking that may go now; what is behind them is kept for the next call."""
+        while len(ranked.rows):
+            batch, ranked = ranked.split(count)
+            if len(victims := self._free_to_go(batch)):
+                self._ranked[size_bytes] = ranked
+                return victims
         return NO_ROWS
 
     def _evictable(self, rows: Rows) -> NDArray[np.bool_]:
@@ -138,7 +160,7 @@ class Reclaimer:
         table = self._table
         rows = table.live_rows()
         rows = rows[self._evictable(rows)]
-        if reach is _Reach.WRITTEN:
+        if reach in _DURABLE_FIRST:
             rows = rows[~table.queued[rows]]
         owners, units = table.expanded(rows)
         fits = (self._columns.place[units] != NOWHERE) & (
@@ -148,25 +170,28 @@ class Reclaimer:
         slot_counts[rows] = np.bincount(owners[fits], minlength=len(rows))
         rows = rows[slot_counts[rows] != 0]
         few = max(_RANKED_MIN, wanted, len(rows) // _RANKED_SHARE)
-        victims = self._policy.first_victims(rows, few if reach is _Reach.WRITTEN else len(rows))
-        return _Ranking(victims, table.touched[victims], slot_counts[victims])
+        victims = self._policy.first_victims(rows, few if reach in _DURABLE_FIRST else len(rows))
+        return _Ranking(reach, victims, table.touched[victims], slot_counts[victims])
 
-    def _free_to_go(self, ranking: _Ranking, reach: _Reach) -> Rows:
-        """Those that may go now, given that all of these go together."""
+    def _free_to_go(self, ranking: _Ranking) -> Rows:
+        """Those that may go now, with what has to go with them."""
         table = self._table
         batch = ranking.rows
         unused = table.touched[batch] == ranking.touched  # neither used since, nor another page
         batch = batch[unused & (table.unit_count[batch] != 0) & self._evictable(batch)]
         if not len(batch):
             return NO_ROWS
+        if ranking.reach is not _Reach.TAILS:
+            return self._with_dependants(batch[~self._blocked(ranking.reach)[batch]], ranking.reach)
         parents = table.parent[batch]
         needed = self._columns.children[batch] != children_among(batch, parents)
-        if reach is not _Reach.CUTTING:
-            needed |= ~self._stays(batch) & (self._columns.other_children[batch] != 0)
+        needed |= ~self._stays(batch) & (self._columns.other_children[batch] != 0)
         return np.asarray(batch[~with_ancestors(batch, parents, needed)])
 
-    def _colder_slab(self, length: int, ranked: Rows) -> Rows:
-        """Pages of the coldest slab of another size, if it was used before all of ``ranked``."""
+    def _coldest_slab(self, length: int, reach: _Reach, ranked: Rows) -> Rows:
+        """The pages of a slab of another size, if it was used before all of ``ranked``, with what
+        has to go with them; the coldest slab of which all of these can go.
+        """
         slots, table = self._slots, self._table
         rows = table.live_rows()
         owners, units = table.expanded(rows)
@@ -179,22 +204,53 @@ class Reclaimer:
         open_to[slots.slabs_of_other_classes(length)] = True
         # A slab of which no page is known holds slots that somebody is about to use.
         open_to &= np.bincount(slab_of, minlength=slots.slab_count) != 0
-        open_to[slab_of[~self._evictable(rows)[owners]]] = False
-        slabs = np.flatnonzero(open_to)
         if len(ranked):
-            slabs = slabs[last_used[slabs] < table.touched[ranked[0]]]
-        for slab in slabs[np.argsort(last_used[slabs], kind="stable")][:_SLABS_TRIED].tolist():
-            victims = self._with_dependants(np.unique(rows[owners[slab_of == slab]]))
-            if self._evictable(victims).all():
-                return victims
-        return NO_ROWS
+            open_to &= last_used < table.touched[ranked[0]]
+        if not open_to.any():
+            return NO_ROWS
+        open_to[slab_of[self._blocked(reach)[rows[owners]]]] = False
+        slabs = np.flatnonzero(open_to)
+        if not len(slabs):
+            return NO_ROWS
+        coldest = slabs[np.argmin(last_used[slabs])]
+        return self._with_dependants(np.unique(rows[owners[slab_of == coldest]]), reach)
 
-    def _with_dependants(self, rows: Rows) -> Rows:
-        """``rows`` and the pages of this tier that would be cut off if these left the node."""
+    def _blocked(self, reach: _Reach) -> NDArray[np.bool_]:
+        """For each row of the table whether its page can't leave this tier: somebody needs it, or
+        a page that would have to go with it, or it is not here (yet: its places may be).
+        """
         table = self._table
         here = table.live_rows()
         here = here[self._columns.mask[here] != 0]
+        stuck = ~self._evictable(here)
+        if reach in _DURABLE_FIRST:
+            stuck |= table.queued[here]
         leaves = ~self._stays(here)
-        return np.asarray(
-            here[with_descendants(here, table.parent[here], np.isin(here, rows), leaves)]
+        if reach is not _Reach.CUTTING:
+            stuck |= leaves & (self._columns.other_children[here] != 0)
+        blocked = np.ones(table.high_water, dtype=np.bool_)
+        blocked[here] = stuck
+        if reach is _Reach.CUTTING:
+            return blocked
+        above = table.parent[here[stuck]]
+        blocked_above = blocked.copy()
+        blocked_above[above[above != NO_ROW]] = True
+        # Only what leaves the node takes others along, and on a node with NVMe that is little.
+        leaving = here[leaves]
+        blocked[leaving] = with_ancestors(leaving, table.parent[leaving], blocked_above[leaving])
+        return blocked
+
+    def _with_dependants(self, rows: Rows, reach: _Reach) -> Rows:
+        """``rows`` and the pages of this tier that would be cut off if these left the node. Where
+        the reach allows to cut them off, those that somebody needs stay."""
+        leaves = ~self._stays(rows)
+        if not leaves.any():
+            return rows
+        table = self._table
+        here = table.live_rows()
+        here = here[self._columns.mask[here] != 0]
+        flagged = with_descendants(
+            here, table.parent[here], np.isin(here, rows), ~self._stays(here)
         )
+        victims = np.asarray(here[flagged])
+        return victims[self._evictable(victims)] if reach is _Reach.CUTTING else victims
