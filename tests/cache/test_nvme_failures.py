@@ -51,6 +51,32 @@ def test_a_corrupt_page_is_never_served_and_can_be_put_again(tmp_path: Path) -> 
     on_nvme(tmp_path, test)
 
 
+def test_a_bad_block_among_pages_read_together_costs_its_page_alone(tmp_path: Path) -> None:
+    files = FaultyFiles()
+
+    async def test(world: World) -> None:
+        session = await world.session()
+        numbers = range(100)
+        chain = chain_of(session, numbers)
+        await world.put(session, chain, numbers)
+        await world.cache.flush(session.namespaces)
+        world.evict_all()
+        table = world.cache.table
+        row = table.find(chain.keys, chain.namespace)[70]
+        files.bad_offsets = {int(table.units.nvme_offset[int(table.unit_base[row])])}
+        before = files.calls["preadv"]
+        got = await world.get(session, chain)
+        assert got.statuses == [UNAVAILABLE if n == 70 else GRANTED for n in numbers]
+        assert all(got.units[n, 0] == body(n, 0, 4096) for n in numbers if n != 70)
+        assert files.calls["preadv"] - before < 90  # together, but for those around the block
+        assert world.cache.counters["nvme_load_failed_units"] == 1
+        assert world.cache.counters["quarantined_pages"] == 0
+        files.bad_offsets = set()
+        assert (await world.get(session, chain)).statuses == [GRANTED] * 100
+
+    on_nvme(tmp_path, test, files=files)
+
+
 def test_a_put_during_a_quarantine_does_not_meet_the_old_units(tmp_path: Path) -> None:
     """Unit 0 turns out corrupt while unit 1 is still being read; somebody puts the page again."""
     gate = Gate()

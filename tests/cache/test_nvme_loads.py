@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from tests.cache.invariants import check_invariants
 from tests.cache.running import Gate, on_nvme
 from tests.cache.world import KIB, MIB, World, body, chain_of, eventually
 
-from octavo_server.cache.loader import LOADS_MAX
+from octavo_server.cache.loader import LOADS_MAX, STARTS_MAX
 from octavo_server.cache.statuses import (
     GRANTED,
     MISSING,
     UNAVAILABLE,
 )
+from octavo_server.store.nvme import BodyToRead, NvmeStore
+from octavo_server.store.nvme.store import ReadSink
 
 
 def test_one_load_serves_every_get_that_waits(tmp_path: Path) -> None:
@@ -80,6 +83,38 @@ def test_more_pages_than_memory_stream_through_it(tmp_path: Path) -> None:
         assert all(got.units[page, 0] == body(page, 0, 4096) for page in numbers)
 
     on_nvme(tmp_path, test)
+
+
+def test_reads_begin_in_steps_while_the_rest_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    steps: list[int] = []
+    read = NvmeStore.read
+
+    def counted(store: NvmeStore, units: Sequence[BodyToRead], on_done: ReadSink) -> None:
+        steps.append(len(units))
+        read(store, units, on_done)
+
+    monkeypatch.setattr(NvmeStore, "read", counted)
+
+    async def test(world: World) -> None:
+        session = await world.session()
+        numbers = range(LOADS_MAX + 10)
+        chain = chain_of(session, numbers)
+        for end in (LOADS_MAX, len(numbers)):  # as much as the ring takes
+            await world.put(session, chain_of(session, range(end)), range(end))
+        await world.cache.flush(session.namespaces)
+        world.evict_all()
+        gate.shut("preadv")
+        got = asyncio.ensure_future(world.get(session, chain))
+        await eventually(lambda: gate.waiting > 0)
+        assert steps == [STARTS_MAX] * (LOADS_MAX // STARTS_MAX)
+        gate.open()
+        assert (await got).statuses == [GRANTED] * len(numbers)
+        assert sum(steps) == len(numbers)
+
+    on_nvme(tmp_path, test, files=gate.files)
 
 
 def test_a_load_that_waits_for_room_starts_when_a_reservation_ends(tmp_path: Path) -> None:
