@@ -32,6 +32,8 @@ class PageOrder:
     page_end: int
     block_ids: tuple[int, ...]
     order_id: int = 0
+    timeout_s: float = 0.0
+    """Of a load: when it has not ended by then, what is missing is computed."""
 
     def beyond(self, page: int, pages_per_block: int) -> PageOrder:
         """What is left of the order from ``page`` on."""

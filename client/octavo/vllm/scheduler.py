@@ -18,7 +18,7 @@ from octavo.vllm.orders import ChainPart, PageOrder, StepOrders, WorkerReport
 from octavo.vllm.plan import covering_blocks, loadable_tokens, pages_by_tier, saveable_pages
 from octavo.vllm.requests import NewRequest, RequestState, ScheduledRequest
 from octavo.vllm.settings import ConnectorSettings, Role
-from octavo.vllm.speed import LoadSpeed, PrefillSpeed, is_worth_loading
+from octavo.vllm.speed import LoadSpeed, PrefillSpeed, is_worth_loading, load_timeout_s
 from octavo_proto.layout import Layout
 
 ASK_WAIT_S: Final = 0.0005
@@ -101,6 +101,8 @@ class SchedulerSide:
         state = self._requests.get(request_id)
         if state is None or not (state.may_load or state.may_save):
             return 0
+        if state.lookup is None and not state.may_load:
+            return 0  # its load failed, or it was preempted: what is stored needs no second look
         lookup = self._lookup_for(state, all_tokens)
         if not self._is_settled(lookup):
             return None
@@ -144,7 +146,8 @@ class SchedulerSide:
         _learn_tokens(state, all_tokens, page_end * page_tokens)
         state.load_window = (first_page, page_end)
         state.loads_left = self._workers
-        self._loads.append(self._page_order(state, first_page, page_end))
+        order = self._page_order(state, first_page, page_end)
+        self._loads.append(replace(order, timeout_s=self._load_timeout_s(state, external_tokens)))
 
     def hit_tiers(self, request_id: str) -> dict[Tier, int]:
         """Where the pages lie that are being loaded for a request, in pages."""
@@ -315,6 +318,17 @@ class SchedulerSide:
             self.prefill_speed.tokens_per_s,
             self.load_speed.bytes_per_s,
         )
+
+    def _load_timeout_s(self, state: RequestState, tokens: int) -> float:
+        ready_s = 0.0 if state.lookup is None else state.lookup.match.load_s
+        limit_s = load_timeout_s(
+            tokens,
+            tokens // self._layout.page_tokens * self._layout.raw_page_bytes // self._workers,
+            ready_s,
+            self.prefill_speed.tokens_per_s,
+            self.load_speed.bytes_per_s,
+        )
+        return min(limit_s, self._settings.load_timeout_s)
 
     def _note_present(self, state: RequestState) -> None:
         """What the match found need not be saved."""

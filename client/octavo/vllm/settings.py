@@ -55,8 +55,9 @@ class ConnectorSettings:
     """``measured``: load what is estimated to come sooner than it would be recomputed."""
     match_timeout_s: float = 0.25
     """A match that takes longer is a miss."""
-    load_timeout_s: float = 5.0
-    """Pages that have not come within it are recomputed."""
+    load_timeout_s: float = 10.0
+    """Pages that have not come within it are recomputed; sooner, once it was measured how long
+    loading and computing take."""
     pending_timeout_s: float = 5.0
     """How long a ``kv_consumer`` waits for pages that a producer is writing."""
     staging_bytes: int = 256 << 20

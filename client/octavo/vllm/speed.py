@@ -5,6 +5,7 @@ Loading is worth it where it is estimated to end sooner than computing would.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -19,6 +20,9 @@ WEIGHT: Final = 0.25
 
 CALL_S: Final = 0.003
 """Of a load of any size: two steps of the engine and the calls in between."""
+
+SLACK_S: Final = 0.5
+"""Of a load's deadline: a node that pauses for garbage, disk or neighbours is not gone."""
 
 STEPS_MAX: Final = 16
 """Steps in flight at once; more than any engine pipelines."""
@@ -73,6 +77,20 @@ def is_worth_loading(
         return True
     copy_s = 0.0 if bytes_per_s is None else size_bytes / bytes_per_s
     return CALL_S + ready_s + copy_s < token_count / tokens_per_s
+
+
+def load_timeout_s(
+    token_count: int,
+    size_bytes: int,
+    ready_s: float,
+    tokens_per_s: float | None,
+    bytes_per_s: float | None,
+) -> float:
+    """After how long a load is no longer worth waiting for: twice what it or computing its
+    tokens should take, whichever is more, and some slack; infinity while nothing was measured."""
+    if tokens_per_s is None or bytes_per_s is None:
+        return math.inf
+    return SLACK_S + 2 * max(ready_s + size_bytes / bytes_per_s, token_count / tokens_per_s)
 
 
 def _blend(estimate: float | None, measured: float) -> float:

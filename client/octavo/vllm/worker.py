@@ -82,7 +82,7 @@ class WorkerSide:
         """Begins the step's loads; in ``sync`` mode, ends them too."""
         for part in orders.chains:
             self._extend_chain(part)
-        deadline_s = time.monotonic() + self._settings.load_timeout_s
+        now_s = time.monotonic()
         start = self._loader.run if self._settings.load == "sync" else self._loader.submit
         for order in orders.loads:
             chain = self._now.chains[order.request_id]
@@ -92,7 +92,7 @@ class WorkerSide:
                     self._now.blocks,
                     chain,
                     order,
-                    deadline_s,
+                    now_s + order.timeout_s,
                     self._wait_pending,
                 )
             )
