@@ -6,16 +6,24 @@ import json
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from octavo.bench.local import TOTAL_BYTES
-from octavo.bench.nvme import between, figures_of, in_ms
+from octavo.bench.nvme import beside, figures_of, in_ms
 from octavo.cli.main import main
 
 
-def test_a_read_is_held_against_the_mean_of_the_plain_reads_around_it() -> None:
-    assert between([0.1, 0.3, 0.2]) == pytest.approx([0.2, 0.25])
-    assert between([0.1]) == []
+def test_a_read_is_held_against_the_plain_reads_before_and_after_it() -> None:
+    assert beside([0.1, 0.3, 0.2], "ab") == [(0.1, "a"), (0.3, "a"), (0.3, "b"), (0.2, "b")]
+    assert beside([0.1], []) == []
+
+
+def test_a_level_read_is_level_though_times_have_a_long_tail() -> None:
+    """The mean of two plain times would make this ratio 1.2 and more."""
+    draw = np.random.default_rng(5).pareto(1.5, 20_001) + 1
+    read = beside(draw[::2].tolist(), draw[1::2].tolist())
+    assert np.median([plain / arena for plain, arena in read]) == pytest.approx(1, abs=0.03)
 
 
 def test_a_steady_change_of_pace_leaves_the_read_ratio_at_one() -> None:
@@ -32,7 +40,7 @@ def test_a_steady_change_of_pace_leaves_the_read_ratio_at_one() -> None:
     figures = figures_of(series)
     assert figures["read_ratio"] == pytest.approx((1 / 1.3 + 1.3) / 2)  # 1.03; pairs give 0.77
     assert figures["write_ratio"] == pytest.approx(0.8)
-    assert figures["pipeline_ratio"] == pytest.approx((1.1 + 0.88) / 2)
+    assert figures["pipeline_ratio"] == pytest.approx((1.1 + 0.88) / 2)  # of 1.1, 1.1, .88, .73
     assert figures["read_ceiling_gbps"] == pytest.approx(
         TOTAL_BYTES / ((pace[8] + pace[10]) / 2) / 1e9
     )
