@@ -20,7 +20,7 @@ def test_a_read_is_held_against_the_plain_reads_before_and_after_it() -> None:
 
 
 def test_a_level_read_is_level_though_times_have_a_long_tail() -> None:
-    """The mean of two plain times would make this ratio 1.2 and more."""
+    """The mean of the two plain times would make this ratio 1.12."""
     draw = np.random.default_rng(5).pareto(1.5, 20_001) + 1
     read = beside(draw[::2].tolist(), draw[1::2].tolist())
     assert np.median([plain / arena for plain, arena in read]) == pytest.approx(1, abs=0.03)
