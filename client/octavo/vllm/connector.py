@@ -207,7 +207,7 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker_half is None:
             return None, None
-        loaded = self._worker_half.finished_loads()
+        loaded = self._worker_half.finished_loads(self._orders())
         return None, loaded if loaded and self._settings.load == "async" else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

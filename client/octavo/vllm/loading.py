@@ -52,7 +52,9 @@ class Loader:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[LoadJob | None] = SimpleQueue()
-        self._ended: SimpleQueue[Loaded] = SimpleQueue()
+        self._ended: list[Loaded] = []
+        self._open_count = 0
+        self._condition = threading.Condition()
         self._complaint = ""
         self._threads = [
             threading.Thread(target=self._run, name=f"octavo-load-{place}", daemon=True)
@@ -63,15 +65,22 @@ class Loader:
 
     def submit(self, job: LoadJob) -> None:
         """Begins a load."""
+        self._open_count += 1
         self._jobs.put(job)
 
     def run(self, job: LoadJob) -> None:
         """Loads on the caller's thread, which waits."""
-        self._ended.put(self._load(job))
+        self._open_count += 1
+        self._end(self._load(job))
 
-    def ended(self) -> list[Loaded]:
-        """Loads that ended since the last call."""
-        return [self._ended.get_nowait() for _each in range(self._ended.qsize())]
+    def ended(self, wait_s: float = 0.0) -> list[Loaded]:
+        """Loads that ended since the last call; waits for one if some are open."""
+        with self._condition:
+            if self._open_count and not self._ended and wait_s:
+                self._condition.wait(wait_s)
+            ended, self._ended = self._ended, []
+            self._open_count -= len(ended)
+        return ended
 
     def close(self) -> None:
         """Ends the threads once they are idle."""
@@ -80,7 +89,12 @@ class Loader:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self.run(job)
+            self._end(self._load(job))
+
+    def _end(self, loaded: Loaded) -> None:
+        with self._condition:
+            self._ended.append(loaded)
+            self._condition.notify()
 
     def _load(self, job: LoadJob) -> Loaded:
         order, begin_s = job.order, time.monotonic()

@@ -46,6 +46,8 @@ class StepOrders:
     """A step's orders. Chains come first, then loads; saves are of what the step computes."""
 
     epoch: int = 0
+    computes: bool = True
+    """Whether the step computes anything. If not, it has time to wait for loads."""
     chains: list[ChainPart] = field(default_factory=list[ChainPart])
     loads: list[PageOrder] = field(default_factory=list[PageOrder])
     saves: list[PageOrder] = field(default_factory=list[PageOrder])

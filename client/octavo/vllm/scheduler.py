@@ -13,26 +13,14 @@ from typing import Final
 
 from octavo.client import Client
 from octavo.status import Tier
-from octavo.vllm.matching import Lookup, Matcher, token_array
+from octavo.vllm.asking import Asking
+from octavo.vllm.matching import Lookup, token_array
 from octavo.vllm.orders import ChainPart, PageOrder, StepOrders, WorkerReport
 from octavo.vllm.plan import covering_blocks, loadable_tokens, pages_by_tier, saveable_pages
 from octavo.vllm.requests import NewRequest, RequestState, ScheduledRequest
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo.vllm.speed import LoadSpeed, PrefillSpeed, is_worth_loading, load_timeout_s
 from octavo_proto.layout import Layout
-
-ASK_WAIT_S: Final = 0.0005
-"""A match mostly takes less than a millisecond: waiting for it this long, once a step, costs
-less than another step of the engine."""
-
-RETRY_S: Final = 0.005
-"""Between two matches of a consumer that waits for a producer's pages."""
-
-HOLD_SHARE: Final = 0.8
-"""Of a hold's time: after that, a request that still waits is matched again."""
-
-UNHELD_S: Final = 10.0
-"""A match without hold is asked again after this."""
 
 
 class SchedulerSide:
@@ -67,7 +55,7 @@ class SchedulerSide:
         self._order_count = 0
         self._layout = layout
         self._client = make_client(layout)
-        self._matcher = self._new_matcher()
+        self._asking = self._new_asking()
 
     @property
     def layout(self) -> Layout:
@@ -92,7 +80,7 @@ class SchedulerSide:
         )
         self._requests[new.request_id] = state
         if state.may_load or state.may_save:
-            self._begin_lookup(state, new.prompt)
+            self._asking.begin(state, new.prompt)
 
     def matched_tokens(
         self, request_id: str, all_tokens: Sequence[int], local_tokens: int
@@ -103,8 +91,8 @@ class SchedulerSide:
             return 0
         if state.lookup is None and not state.may_load:
             return 0  # its load failed, or it was preempted: what is stored needs no second look
-        lookup = self._lookup_for(state, all_tokens)
-        if not self._is_settled(lookup):
+        lookup = self._asking.current(state, all_tokens)
+        if not self._asking.is_settled(lookup):
             return None
         if not state.may_load:
             return 0
@@ -115,7 +103,7 @@ class SchedulerSide:
         tokens = loadable_tokens(
             found.page_count, page_tokens, self._block_tokens, token_count, local_tokens
         )
-        if self._waits_for_producer(state, lookup, token_count, local_tokens + tokens):
+        if self._asking.waits_for_producer(state, lookup, token_count, local_tokens + tokens):
             return None
         if tokens and not self._is_worth_it(lookup, local_tokens, tokens):
             self._count("loads_not_worth", 1)
@@ -137,7 +125,7 @@ class SchedulerSide:
         if external_tokens == 0:
             if state.load_window is None:
                 self._note_present(state)
-                self._end_lookup(state)
+                self._asking.end(state)
             return
         page_tokens = self._layout.page_tokens
         first_page = state.local_tokens // page_tokens
@@ -164,8 +152,12 @@ class SchedulerSide:
         preempted: Iterable[str],
     ) -> StepOrders:
         """The orders of a step, and what it has to know of the requests in it."""
-        self._asked_in_step = False
-        orders = StepOrders(epoch=self._layout.weights_epoch, lost_blocks_of=list(preempted))
+        self._asking.step_scheduled(step_tokens)
+        orders = StepOrders(
+            epoch=self._layout.weights_epoch,
+            computes=step_tokens > 0,
+            lost_blocks_of=list(preempted),
+        )
         orders.ended, self._ended = self._ended, []
         loads, self._loads = self._loads, []
         for load in loads:
@@ -202,7 +194,7 @@ class SchedulerSide:
             state.loads_left -= 1
             if state.loads_left == 0:
                 state.load_window = None
-                self._end_lookup(state)
+                self._asking.end(state)
 
     def step_ended(self) -> None:
         """A step's output arrived."""
@@ -212,7 +204,7 @@ class SchedulerSide:
         """Forgets a request; what was known of it."""
         state = self._requests.pop(request_id, None)
         if state is not None:
-            self._end_lookup(state)
+            self._asking.end(state)
             self._ended.append(request_id)
         return state
 
@@ -223,89 +215,27 @@ class SchedulerSide:
         of older weights.
         """
         for state in self._requests.values():
-            self._end_lookup(state)
+            self._asking.end(state)
             state.may_load = state.may_save = False
-        self._matcher.close()
+        self._asking.close()
         self._layout = replace(self._layout, weights_epoch=self._layout.weights_epoch + 1)
         self._client = self._make_client(self._layout)
-        self._matcher = self._new_matcher()
+        self._asking = self._new_asking()
 
     def close(self) -> None:
         """Ends threads and session."""
-        self._matcher.close()
+        self._asking.close()
 
-    def _new_matcher(self) -> Matcher:
-        matcher = Matcher(self._client, lambda name: self._count(name, 1))
-        matcher.connect()
-        return matcher
-
-    def _lookup_for(self, state: RequestState, all_tokens: Sequence[int]) -> Lookup:
-        """The request's current lookup; a new one if it has none that is fresh enough."""
-        lookup = state.lookup
-        if lookup is None or (lookup.is_done and self._is_stale(lookup)):
-            return self._begin_lookup(state, all_tokens[state.chain_tokens :])
-        return lookup
-
-    def _begin_lookup(self, state: RequestState, new_tokens: Sequence[int]) -> Lookup:
-        self._end_lookup(state)
-        extras = state.identity.extras(self._layout.page_tokens) if not state.chain_tokens else {}
-        lookup = Lookup(state.chain, state.chain_tokens, new_tokens, extras, hold=state.may_load)
-        state.lookup = lookup
-        state.chain_tokens += len(new_tokens)
-        self._count("matches", 1)
-        self._matcher.submit(lookup, self._settings.match_timeout_s)
-        return lookup
-
-    def _end_lookup(self, state: RequestState) -> None:
-        if state.lookup is not None:
-            self._matcher.abandon(state.lookup)
-            state.lookup = None
-
-    def _is_stale(self, lookup: Lookup) -> bool:
-        held = lookup.match.hold
-        lasts_s = UNHELD_S if held is None else held.hold_s * HOLD_SHARE
-        return self._clock() > lookup.done_at_s + lasts_s
-
-    def _is_settled(self, lookup: Lookup) -> bool:
-        """Whether the lookup is answered, or given up now because it took too long."""
-        if lookup.is_done or lookup.is_abandoned:
-            return True
-        if not self._asked_in_step:
-            self._asked_in_step = True
-            if lookup.wait(ASK_WAIT_S):
-                return True
-        now_s = self._clock()
-        if lookup.asked_at_s is None:
-            lookup.asked_at_s = now_s
-        if now_s < lookup.asked_at_s + self._settings.match_timeout_s:
-            return False
-        self._count("match_timeouts", 1)
-        self._matcher.abandon(lookup)
-        return True
-
-    def _waits_for_producer(
-        self, state: RequestState, lookup: Lookup, token_count: int, have_tokens: int
-    ) -> bool:
-        """Whether a consumer should ask again for pages that are being written."""
-        match = lookup.match
-        if lookup.is_abandoned or (self._role is not Role.CONSUMER and not state.awaited_tokens):
-            return False
-        pages = max(
-            match.page_count + match.pending_count, state.awaited_tokens // self._layout.page_tokens
+    def _new_asking(self) -> Asking:
+        return Asking(
+            self._settings,
+            self._role,
+            self._layout,
+            self._block_tokens,
+            self._client,
+            self._count,
+            self._clock,
         )
-        coming = loadable_tokens(
-            pages, self._layout.page_tokens, self._block_tokens, token_count, 0
-        )
-        if coming <= have_tokens:
-            return False
-        now_s = self._clock()
-        if state.waits_since_s is None:
-            state.waits_since_s = now_s
-        if now_s >= state.waits_since_s + self._settings.pending_timeout_s:
-            return False
-        if now_s >= lookup.done_at_s + RETRY_S:
-            self._begin_lookup(state, ())
-        return True
 
     def _is_worth_it(self, lookup: Lookup, local_tokens: int, tokens: int) -> bool:
         if self._settings.load_policy == "always":

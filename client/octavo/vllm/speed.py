@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import median
 from typing import Final
 
 PREFILL_TOKENS_MIN: Final = 64
@@ -15,8 +16,8 @@ PREFILL_TOKENS_MIN: Final = 64
 LOAD_BYTES_MIN: Final = 1 << 20
 """Smaller loads measure the calls, not the copying."""
 
-WEIGHT: Final = 0.25
-"""Of the newest measurement: four of them make up most of the estimate."""
+MEASURED: Final = 8
+"""Measurements that an estimate is the median of."""
 
 CALL_S: Final = 0.003
 """Of a load of any size: two steps of the engine and the calls in between."""
@@ -29,15 +30,23 @@ STEPS_MAX: Final = 16
 
 
 class PrefillSpeed:
-    """Tokens a second of the engine's steps. Fed by the scheduler's thread alone."""
+    """Tokens a second of the engine's steps. Fed by the scheduler's thread alone.
+
+    The median of the last few: where steps overlap, one in between that computes nothing can
+    be taken for another.
+    """
 
     def __init__(self) -> None:
         self._started: deque[tuple[int, float]] = deque(maxlen=STEPS_MAX)
-        self.tokens_per_s: float | None = None
+        self._measured: deque[float] = deque(maxlen=MEASURED)
+
+    @property
+    def tokens_per_s(self) -> float | None:
         """None until a step with a prompt was measured."""
+        return median(self._measured) if self._measured else None
 
     def step_started(self, token_count: int, now_s: float) -> None:
-        """A step was scheduled."""
+        """A step that computes was scheduled."""
         self._started.append((token_count, now_s))
 
     def step_ended(self, now_s: float) -> None:
@@ -46,19 +55,24 @@ class PrefillSpeed:
             return
         token_count, started_s = self._started.popleft()
         if token_count >= PREFILL_TOKENS_MIN and now_s > started_s:
-            self.tokens_per_s = _blend(self.tokens_per_s, token_count / (now_s - started_s))
+            self._measured.append(token_count / (now_s - started_s))
 
 
 class LoadSpeed:
-    """Bytes a second of the workers' loads."""
+    """Bytes a second of the workers' loads: the median of the last few."""
 
     def __init__(self) -> None:
-        self.bytes_per_s: float | None = None
+        self._measured: deque[float] = deque(maxlen=MEASURED)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None until a load was measured."""
+        return median(self._measured) if self._measured else None
 
     def loaded(self, size_bytes: int, seconds: float) -> None:
         """A load ended."""
         if size_bytes >= LOAD_BYTES_MIN and seconds > 0:
-            self.bytes_per_s = _blend(self.bytes_per_s, size_bytes / seconds)
+            self._measured.append(size_bytes / seconds)
 
 
 def is_worth_loading(
@@ -91,7 +105,3 @@ def load_timeout_s(
     if tokens_per_s is None or bytes_per_s is None:
         return math.inf
     return SLACK_S + 2 * max(ready_s + size_bytes / bytes_per_s, token_count / tokens_per_s)
-
-
-def _blend(estimate: float | None, measured: float) -> float:
-    return measured if estimate is None else estimate + WEIGHT * (measured - estimate)

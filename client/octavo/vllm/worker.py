@@ -25,6 +25,10 @@ from octavo_proto.layout import Layout
 CLOSE_DRAIN_S: Final = 5.0
 """At an orderly end, what was copied out is put within this."""
 
+IDLE_WAIT_S: Final = 0.002
+"""A step that computes nothing waits this long for a load. Else the engine's loop would spin,
+and keep the interpreter from the very threads that it waits for: 5 ms each time they need it."""
+
 logger = logging.getLogger("octavo.vllm")
 
 
@@ -108,10 +112,10 @@ class WorkerSide:
                 mine = order.beyond(first_page, target.blocks.pages_per_block)
                 self._saver.take(target, chain, replace(mine, page_end=page_end))
 
-    def finished_loads(self) -> set[str]:
+    def finished_loads(self, orders: StepOrders) -> set[str]:
         """Requests whose load ended since the last call, well or not."""
         finished: set[str] = set()
-        for loaded in self._loader.ended():
+        for loaded in self._loader.ended(0.0 if orders.computes else IDLE_WAIT_S):
             finished.add(loaded.report.request_id)
             self._failed_block_ids.update(loaded.failed_block_ids)
             self._report.loads.append(loaded.report)
