@@ -1,10 +1,11 @@
 """The face that vLLM calls. Only dispatches: to ``scheduler.py`` in the engine's process, to
-``worker.py`` in each worker's. The only module here, with ``statistics.py``, that imports vLLM.
+``worker.py`` in each worker's. Only it, ``statistics.py`` and ``publishing.py`` import vLLM.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -19,10 +20,12 @@ from octavo.status import Tier
 from octavo.vllm.blocks import Blocks, ordered_caches
 from octavo.vllm.counting import Counters
 from octavo.vllm.engine import check_policy, describe
+from octavo.vllm.events import EventLog
 from octavo.vllm.layouts import layout_of
 from octavo.vllm.orders import StepOrders, WorkerReport
 from octavo.vllm.platform import opaque_form, tensor_parallel_rank
-from octavo.vllm.reading import all_tokens, new_request, scheduled_requests
+from octavo.vllm.publishing import engine_events
+from octavo.vllm.reading import all_tokens, event_parts, new_request, scheduled_requests
 from octavo.vllm.requests import PARAMS_KEY
 from octavo.vllm.scheduler import SchedulerSide
 from octavo.vllm.settings import ConnectorSettings, Role
@@ -54,6 +57,7 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_count = int(kv_cache_config.num_blocks)
         self._counters = Counters()
         self._live: dict[str, Any] = {}
+        self._events: EventLog | None = None
         self._scheduler_half: SchedulerSide | None = None
         self._worker_half: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -66,6 +70,7 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
                 self._make_client,
                 self._counters.add,
             )
+            self._events = self._event_log(vllm_config)
             logger.info("octavo: layout %s", self._layout.name)
 
     @property
@@ -92,6 +97,9 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, bool(tokens) and self._settings.load == "async"
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        present_pages = self._scheduler().present_pages(request.request_id)
+        if self._events is not None and present_pages is not None:
+            self._events.matched(present_pages, *event_parts(request))
         self._scheduler().allocated(
             request.request_id,
             request.all_token_ids,
@@ -116,12 +124,16 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
         return found
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
-        return self._scheduler().step_orders(
+        orders = self._scheduler().step_orders(
             scheduled_requests(scheduler_output),
             lambda request_id: all_tokens(self._live.get(request_id)),
             scheduler_output.total_num_scheduled_tokens,
             scheduler_output.preempted_req_ids or (),
         )
+        if self._events is not None:
+            for order in orders.saves:
+                self._events.ordered(order, *event_parts(self._live[order.request_id]))
+        return orders
 
     def update_connector_output(self, connector_output: Any) -> None:
         half = self._scheduler()
@@ -129,6 +141,12 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             half.worker_report(report)
+            if self._events is not None:
+                for save in report.saves:
+                    self._events.saved(save)
+
+    def take_events(self) -> Iterable[Any]:
+        return () if self._events is None else engine_events(self._events, self._kv.block_tokens)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -147,6 +165,8 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         self._scheduler().next_epoch()
+        if self._events is not None:
+            self._events.forget_all()
         return True
 
     # Worker
@@ -247,6 +267,15 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings.address,
             layouts=[layout],
             namespaces=self._settings.all_namespaces,
+        )
+
+    def _event_log(self, vllm_config: Any) -> EventLog | None:
+        events = getattr(vllm_config, "kv_events_config", None)
+        if events is None or not events.enable_kv_cache_events:
+            return None
+        shards = ShardMap(self._layout, self._kv.tp)
+        return EventLog(
+            self._kv.block_tokens, self._layout.page_tokens, self._kv.tp // shards.replicas
         )
 
     def _scheduler(self) -> SchedulerSide:

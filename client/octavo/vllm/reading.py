@@ -41,6 +41,19 @@ def all_tokens(request: Any) -> Sequence[int] | None:
     return None if request is None else request.all_token_ids
 
 
+def event_parts(
+    request: Any,
+) -> tuple[Sequence[bytes], Sequence[int], str | None, str | None]:
+    """What events say of a request: block hashes, tokens, adapter and session."""
+    lora = request.lora_request
+    return (
+        request.block_hashes,
+        request.all_token_ids,
+        None if lora is None else lora.lora_name,
+        getattr(request, "session_id", None),
+    )
+
+
 def scheduled_requests(scheduler_output: Any) -> Iterator[ScheduledRequest]:
     """The requests of a step."""
     scheduled = scheduler_output.num_scheduled_tokens

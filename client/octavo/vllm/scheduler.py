@@ -62,9 +62,13 @@ class SchedulerSide:
         """The current one: it changes with the weights epoch."""
         return self._layout
 
-    def state_of(self, request_id: str) -> RequestState | None:
-        """What is remembered of a request."""
-        return self._requests.get(request_id)
+    def present_pages(self, request_id: str) -> int | None:
+        """Pages that the request's match has found; None where there was no answer."""
+        state = self._requests.get(request_id)
+        lookup = None if state is None else state.lookup
+        if lookup is None or lookup.is_abandoned or not lookup.is_done:
+            return None
+        return lookup.match.page_count
 
     def new_request(self, new: NewRequest) -> None:
         """A request arrived: its match begins."""
@@ -211,6 +215,9 @@ class SchedulerSide:
     def next_epoch(self) -> None:
         """From now on, nothing that was stored before is found.
 
+        The new epoch is the time in milliseconds: an engine that was restarted counts from its
+        setting again, and must not come upon pages that were stored under other weights.
+
         Requests that are here already neither load nor store any more: part of their KV may be
         of older weights.
         """
@@ -218,7 +225,8 @@ class SchedulerSide:
             self._asking.end(state)
             state.may_load = state.may_save = False
         self._asking.close()
-        self._layout = replace(self._layout, weights_epoch=self._layout.weights_epoch + 1)
+        epoch = max(self._layout.weights_epoch + 1, time.time_ns() // 1_000_000)
+        self._layout = replace(self._layout, weights_epoch=epoch)
         self._client = self._make_client(self._layout)
         self._asking = self._new_asking()
 

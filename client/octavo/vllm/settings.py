@@ -42,7 +42,8 @@ class ConnectorSettings:
     weights_revision: str | None = None
     """Identity of the weights; None: a digest of the checkpoint's files, or the hub's commit."""
     weights_epoch: int = 0
-    """Raised by one by each reset of the connector's cache."""
+    """To be raised when weights change under the same revision. A reset of the connector's
+    cache raises it, to a value that no other engine has."""
     profile: str = "exact"
     """How pages of canonical layouts are packed."""
     page_tokens: int = 16
