@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,10 +15,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from numpy.typing import NDArray
 from tests.cache.cache_model import DEPTH, CacheModel, numbers_of
 from tests.cache.invariants import check_invariants
 from tests.cache.world import KIB, World, body
 
+from octavo_server.cache.reservations import Reservation
 from octavo_server.cache.statuses import (
     ALREADY_PRESENT,
     DONE,
@@ -57,14 +60,13 @@ class CacheMachine(CacheModel):
         numbers = numbers_of(root, branch, depth)
         self.known.append((root, numbers))
         chain = self.chain(session, root, numbers)
-        reservation, statuses = self.now(
-            self.world.reserve,
-            session,
-            chain,
-            length=self.lengths(numbers, writer + 1),
-            variant=writer + 1,
-        )
-        lost = self.lost_pages()
+
+        def reserve() -> tuple[Reservation | None, NDArray[np.uint8], int]:
+            lengths = self.lengths(numbers, writer + 1)
+            answer = self.world.reserve(session, chain, length=lengths, variant=writer + 1)
+            return *answer, self.lost_pages()  # at once: writes under way go on taking pages away
+
+        reservation, statuses, lost = self.now(reserve)
         fine = [set(row) <= {RESERVED, ALREADY_PRESENT} for row in statuses.tolist()]
         whole = [*fine, False].index(False)
         if reservation is not None:
@@ -164,7 +166,8 @@ class CacheMachine(CacheModel):
         root, numbers = self.known[pick % len(self.known)]
         chain = self.chain(session, root, numbers)
         cache = self.world.cache
-        made = self.now(cache.hold, session, chain, cache.match(session, chain), 10.0)
+        # In one step, as a node does it: what matched may be gone after the next.
+        made = self.now(lambda: cache.hold(session, chain, cache.match(session, chain), 10.0))
         if made is not None:
             self.holds.append((session, made, numbers))
 
