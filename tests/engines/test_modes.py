@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 from tests.engines.jobs import Request
 from tests.engines.reference import Reference, prompt
-from tests.engines.vllm_engine import BLOCK_TOKENS, VllmEngine
+from tests.engines.vllm_engine import BLOCK_TOKENS, Mode, VllmEngine
 
 REQUESTS = [Request(prompt(seed, 150 + 170 * seed)) for seed in range(4)]
 
 
-@pytest.mark.parametrize("tensor_parallel_size", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "mode",
+    [Mode.PROCESSES, pytest.param(Mode.TWO_WORKERS, marks=pytest.mark.long)],
+    ids=lambda mode: mode.value,
+)
 def test_processes_and_batches_change_no_token(
-    tensor_parallel_size: int, reference: Reference, tmp_path: Path
+    mode: Mode, reference: Reference, tmp_path: Path
 ) -> None:
     expected = reference.token_ids(REQUESTS)
-    with VllmEngine(
-        tmp_path, in_process=False, tensor_parallel_size=tensor_parallel_size
-    ) as engine:
+    with VllmEngine(tmp_path, mode=mode) as engine:
         assert engine.generate(REQUESTS).token_ids == expected
 
 

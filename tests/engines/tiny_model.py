@@ -12,10 +12,9 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 CACHE: Final = ROOT / ".cache" / "engines"
 FOLDER_NAME: Final = "tiny-llama-1"
-"""The last number is raised when the model changes."""
+"""The last number is raised when the model changes; the seed's follows."""
 
 VOCABULARY_SIZE: Final = 1024
-SEED: Final = 0
 WEIGHT_STD: Final = {
     "embed_tokens": 1.0,
     "q_proj": 0.12,
@@ -30,15 +29,15 @@ hangs on every block of KV: with 0.05 throughout, one wrong block of nine change
 MAKE_TIMEOUT_S: Final = 120.0
 
 
-def ensure_tiny_model() -> Path:
+def ensure_tiny_model(seed: int = 0) -> Path:
     """The model's folder, made first if need be. It has no tokenizer: prompts are token ids."""
-    folder = CACHE / FOLDER_NAME
+    folder = CACHE / f"{FOLDER_NAME}-{seed}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="making-", dir=CACHE) as work:
-            making = Path(work) / FOLDER_NAME
+            making = Path(work) / folder.name
             # In a process of its own: whoever runs tests needs neither torch nor transformers.
-            command = [sys.executable, "-m", "tests.engines.tiny_model", str(making)]
+            command = [sys.executable, "-m", __name__, str(making), str(seed)]
             subprocess.run(command, cwd=ROOT, check=True, timeout=MAKE_TIMEOUT_S)
             # Another process may have been faster: then its folder stays and ours goes.
             with contextlib.suppress(OSError):
@@ -46,7 +45,7 @@ def ensure_tiny_model() -> Path:
     return folder
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, seed: int) -> None:
     """Writes configuration and float32 weights."""
     import torch
     import transformers
@@ -66,7 +65,7 @@ def make(folder: Path) -> None:
         tie_word_embeddings=False,
     )
     model = hf.LlamaForCausalLM(config).float()
-    random = torch.Generator().manual_seed(SEED)
+    random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if weights.dim() == 2:
@@ -76,4 +75,4 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), int(sys.argv[2]))

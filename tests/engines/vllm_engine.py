@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -45,15 +46,33 @@ ENVIRONMENT: Final = {
 def octavo_connector(address: str, **extra: object) -> dict[str, Any]:
     """``kv_transfer_config`` as the documents give it, with the node's address.
 
-    Whatever the match finds is loaded: how fast this machine is must not decide a test.
+    Whatever the match finds is loaded, and it may take its time: how fast this machine is must
+    not decide a test.
     """
+    settings = {"address": address, "load_policy": "always", "match_timeout_s": 5.0, **extra}
     return {
         "kv_connector": "OctavoConnector",
         "kv_connector_module_path": "octavo.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"address": address, "load_policy": "always", **extra},
+        "kv_connector_extra_config": settings,
     }
+
+
+def loadable_tokens(request: Request) -> int:
+    """Tokens of a prompt that a node can deliver: whole blocks, and never the last token."""
+    return (len(request.token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+class Mode(Enum):
+    """Where vLLM's scheduler and workers run."""
+
+    IN_PROCESS = "in-process"
+    """In the first process: it starts in a third of the time."""
+    PROCESSES = "processes"
+    """vLLM's default: the scheduler in one process, the worker in another."""
+    TWO_WORKERS = "two-workers"
+    """Tensor parallel: each worker has half of the KV heads."""
 
 
 class EngineEndedError(AssertionError):
@@ -61,10 +80,9 @@ class EngineEndedError(AssertionError):
 
 
 class VllmEngine(AbstractContextManager["VllmEngine"]):
-    """A process with one ``vllm.LLM`` of the tiny model.
+    """A process with one ``vllm.LLM`` of the tiny model; ``options`` go to it.
 
-    ``in_process`` keeps scheduler and worker in that one process; otherwise vLLM starts
-    processes for them, as it does by default. Further options go to ``vllm.LLM``.
+    Leaving the context kills it and what it started.
     """
 
     def __init__(
@@ -72,12 +90,18 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
         directory: Path,
         *,
         connector: dict[str, Any] | None = None,
-        in_process: bool = True,
+        mode: Mode = Mode.IN_PROCESS,
+        environment: Mapping[str, str] | None = None,
         **options: object,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{time.monotonic_ns()}.log"
-        self.in_process = in_process
+        self._environment = {
+            **ENVIRONMENT,
+            "PYTHONPATH": str(ROOT),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if mode is Mode.IN_PROCESS else "1",
+            **(environment or {}),
+        }
         self.options: dict[str, object] = {
             "model": str(ensure_tiny_model()),
             "skip_tokenizer_init": True,
@@ -90,6 +114,7 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
             "enable_prefix_caching": True,
             "disable_log_stats": False,
             "seed": 0,
+            "tensor_parallel_size": 2 if mode is Mode.TWO_WORKERS else 1,
             **({"kv_transfer_config": connector} if connector else {}),
             **options,
         }
@@ -168,12 +193,7 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
                 pass_fds=(writing,),
                 # A group of its own, so that ``kill`` reaches the processes that vLLM starts.
                 start_new_session=True,
-                env={
-                    **os.environ,
-                    **ENVIRONMENT,
-                    "PYTHONPATH": str(ROOT),
-                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.in_process else "1",
-                },
+                env={**os.environ, **self._environment},
             )
         os.close(writing)
 
