@@ -12,7 +12,7 @@ from typing import Final
 
 from octavo.chain import Chain
 from octavo.client import Client
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.errors import ClientClosed, InvalidRequest, OctavoError
 from octavo.results import Hold, Match
 
 THREADS: Final = 2
@@ -130,6 +130,8 @@ class Matcher:
     def _connect(self) -> None:
         try:
             node = self._client.connect()
+        except ClientClosed:
+            return  # the engine ended before it had begun
         except OctavoError as error:
             logger.warning("octavo: no session yet, every look-up misses until then: %s", error)
         else:

@@ -12,7 +12,7 @@ from typing import Final
 
 from octavo.chain import Chain
 from octavo.client import Client
-from octavo.errors import OctavoError
+from octavo.errors import ClientClosed, OctavoError
 from octavo.vllm.blocks import Blocks
 from octavo.vllm.draining import register
 from octavo.vllm.loading import Loader, LoadJob
@@ -147,6 +147,8 @@ class WorkerSide:
         self._now.blocks.warm_up()
         try:
             self._now.client.connect()
+        except ClientClosed:
+            return  # the engine ended before it had begun
         except OctavoError as error:
             logger.warning("octavo: no session yet, nothing is loaded or saved: %s", error)
 
