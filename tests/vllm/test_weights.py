@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -17,7 +18,7 @@ def checkpoint(folder: Path, changed: str = "") -> Path:
     tensors = {f"layer{number}": torch.full((300, 300), float(number)) for number in range(9)}
     if changed:
         tensors[changed] = tensors[changed] + 1
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    cast("Any", safetensors.torch).save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
     return folder
 
