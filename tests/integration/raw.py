@@ -248,9 +248,14 @@ def assert_no_leaked_slots(node: NodeProcess, namespaces: Sequence[str] = ("defa
         for index in range(len(namespaces)):
             request = cache_pb2.ClearRequest(session_id=session.session_id, namespace_index=index)
             session.cache.Clear(request, timeout=TIMEOUT_S)
-        wait_until(
-            "no slot in use", lambda: not any(tier.used_bytes for tier in statistics(node).tiers)
-        )
+        try:
+            wait_until(
+                "no slot in use",
+                lambda: not any(tier.used_bytes for tier in statistics(node).tiers),
+            )
+        except AssertionError:
+            left = statistics(node)
+            raise AssertionError(f"leaked: {list(left.tiers)} {dict(left.gauges)}") from None
         assert statistics(node).gauges["pages"] == 0
 
 
