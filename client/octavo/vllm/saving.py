@@ -1,9 +1,9 @@
 """Saves: pages are copied out at once, and put by a thread.
 
-The copy costs the engine's thread what the memory costs (measured in
-docs/decisions/0005-vllm-saves.md), and in return blocks are never held back for a save: they can
-be freed, preempted and reused in the next step. What finds no room waits for as long as its
-request keeps its blocks.
+The copy costs the engine's thread what the memory costs (docs/decisions/0005-vllm-connector.md
+has the figures), and in return blocks are never held back for a save: they can be freed,
+preempted and reused in the next step. What finds no room waits for as long as its request keeps
+its blocks.
 """
 
 from __future__ import annotations
