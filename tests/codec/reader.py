@@ -44,9 +44,26 @@ def channel_scale(code: int) -> float:
     return math.nan if code == 255 else MANTISSAS[code % 8] * 2.0 ** (code // 8 - 31)
 
 
+def integer_scale(code: int) -> float:
+    if code == 255:
+        return math.nan
+    if code < 16:
+        steps = 12 * code - 480
+    elif code < 208:
+        steps = code - 304
+    else:
+        steps = 6 * code - 1344
+    return round(1024 * 2 ** (steps % 24 / 24)) * 2.0 ** (steps // 24 - 10)
+
+
 def integer_offset(byte: int) -> int:
     code = byte & 127
-    magnitude = code if code < 16 else (8 + code % 8) << (code // 8 - 1)
+    if code < 64:
+        magnitude = code
+    elif code < 80:
+        magnitude = 4 * code - 192
+    else:
+        magnitude = (8 + code % 8) << (code // 8 - 6)
     return -magnitude if byte & 128 else magnitude
 
 
@@ -100,12 +117,13 @@ def read_keys_and_values(
                     code = code_at(codes[group], bits, width, token % 16, column)
                     if side == 0:
                         row = (layer * groups + token // 16) * width + column
-                        scale, offset = channel_scale(k_scale[row]), k_offset[row]
+                        offset = k_offset[row]
                         if is_integer:
-                            step = scale * 2.0 ** (10 - bits)
-                            shift = single((integer_offset(offset) - 2 ** (bits - 1)) * step)
-                            values.append(single(code * step + shift))
+                            scale = integer_scale(k_scale[row])
+                            shift = 8 * scale * (integer_offset(offset) - 64)
+                            values.append(single(code * scale * 2.0 ** (10 - bits) + shift))
                         else:
+                            scale = channel_scale(k_scale[row])
                             values.append(single(number(code) * scale + 8 * e4m3(offset)))
                         continue
                     row = ((layer * tokens + token) * heads + column // dim) * 2

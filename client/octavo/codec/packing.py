@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from octavo.codec.bits import pack_bits, unpack_bits
-from octavo.codec.channels import FloatChannels, IntegerChannels
+from octavo.codec.channels import FloatChannels
 from octavo.codec.elements import E4M3, E5M2
+from octavo.codec.integer_channels import IntegerChannels
 from octavo.codec.rows import AffineRows, Rows, ScaledRows
 from octavo.codec.scratch import Scratch
 from octavo.codec.sections import Sections
@@ -32,9 +33,6 @@ the speed at 64 Ki elements, where the calls count, and no more at 1 Mi."""
 
 PACK_ELEMENTS: Final = 1 << 20
 """Likewise; packing makes more calls, and falls off at 2 Mi."""
-
-_INTEGER_REACH: Final = {8: 127.3, 6: 31.3, 5: 15.15}
-"""Up to 2^(bits-1) - 1/2 would do; the margin lets rounded rows find their scale again."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def _tiles(
 def _rows(number: str, bits: int) -> tuple[Rows, Rows]:
     """How K and V are quantised."""
     if number == "int":
-        return IntegerChannels(bits, _INTEGER_REACH[bits]), AffineRows(bits)
+        return IntegerChannels(bits), AffineRows(bits)
     elements = E4M3() if number == "e4m3" else E5M2()
     return FloatChannels(elements), ScaledRows(elements, torch.float16)
 

@@ -91,41 +91,53 @@ class Settler:
 
 
 def _settle(maps: _Maps, given: Tensor, state: _State) -> _State:
-    smallest, done = _circle_through(maps, given, state)
-    for _ in range(TRIALS):
-        if done.all():
-            return smallest
-        parameters = maps.rows.measure(maps.unpack(state), Scratch(given.device))
-        state = (maps.rows.quantise(given, parameters, Scratch(given.device)), *parameters)
-        still = ~maps.differ(state, maps.again(state))
-        smallest = maps.where(still & ~done, state, smallest)
-        done |= still
-    for _ in range(ROUNDS_MAX):
-        if done.all():
-            return smallest
+    """Of rows side by side. Each step is for those only that are left: soon a few of many."""
+    settled, closed = _circle_through(maps, given, state)
+    (left,) = (~closed).nonzero(as_tuple=True)
+    given, *rest = maps.taken((given, *state), left)
+    state = tuple(rest)
+    for step in range(TRIALS + ROUNDS_MAX):
+        if not len(left):
+            return settled
+        if step < TRIALS:
+            parameters = maps.rows.measure(maps.unpack(state), Scratch(given.device))
+            state = (maps.rows.quantise(given, parameters, Scratch(given.device)), *parameters)
         following = maps.again(state)
-        still = ~maps.differ(state, following)
-        smallest = maps.where(still & ~done, state, smallest)
-        done |= still
-        state = following
+        moving = maps.differ(state, following)[0]
+        maps.put(settled, left, state)
+        (places,) = moving.nonzero(as_tuple=True)
+        left = left[places]
+        given, *rest = maps.taken((given, *(state if step < TRIALS else following)), places)
+        state = tuple(rest)
     best = state
     for _ in range(CIRCLE_MAX):
         state = maps.again(state)
         best = maps.where(maps.before(state, best), state, best)
-    return maps.where(~done, best, smallest)
+    maps.put(settled, left, best)
+    return settled
 
 
 def _circle_through(maps: _Maps, given: Tensor, state: _State) -> tuple[_State, Tensor]:
     """The smallest of the states met until the values given are met again, and where they were."""
+    found = tuple(part.clone() for part in state)
     smallest = state
-    closed = torch.zeros_like(maps.differ(state, state))
+    closed = torch.zeros_like(maps.differ(state, state)[0])
+    left = torch.arange(len(closed), device=given.device)
     for _ in range(CIRCLE_MAX):
         values = maps.unpack(state)
-        closed |= ~maps.rows_differ(values, given)
-        state = maps.pack(values)
-        first = maps.before(state, smallest) & ~closed
-        smallest = maps.where(first, state, smallest)
-    return smallest, closed
+        returned = ~maps.rows_differ(values, given)[0]
+        maps.put(found, left, smallest)
+        closed[left] = returned
+        following = maps.pack(values)
+        # What stands still will not return.
+        (places,) = (maps.differ(state, following)[0] & ~returned).nonzero(as_tuple=True)
+        if not len(places):
+            break
+        smallest = maps.where(maps.before(following, smallest), following, smallest)
+        left = left[places]
+        given, *parts = maps.taken((given, *following, *smallest), places)
+        state, smallest = tuple(parts[: len(state)]), tuple(parts[len(state) :])
+    return found, closed
 
 
 class _Maps:
@@ -160,6 +172,8 @@ class _Maps:
         return differ
 
     def rows_differ(self, one: Tensor, other: Tensor) -> Tensor:
+        if one.dtype == torch.uint8:  # comparing bytes takes ten times as long
+            return (one ^ other).amax(self.rows.dim) != 0
         return (one != other).any(self.rows.dim)
 
     def before(self, one: _State, other: _State) -> Tensor:
@@ -171,6 +185,15 @@ class _Maps:
     def where(self, mask: Tensor, one: _State, other: _State) -> _State:
         keep = mask.unsqueeze(self.rows.dim)
         return tuple(torch.where(keep, a, b) for a, b in zip(one, other, strict=True))
+
+    def taken(self, parts: _State, places: Tensor) -> _State:
+        """Some of the rows that lie side by side."""
+        return tuple(part.index_select(3 - self.rows.dim, places) for part in parts)
+
+    def put(self, whole: _State, places: Tensor, parts: _State) -> None:
+        """The reverse."""
+        for target, part in zip(whole, parts, strict=True):
+            target.index_copy_(3 - self.rows.dim, places, part)
 
     def side_by_side(self, chosen: Tensor) -> Tensor:
         """``[rows, length]`` as a single group."""
