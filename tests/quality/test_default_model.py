@@ -14,10 +14,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 CODECS = ("cast_e5m2", "cast_e4m3", "fp8_e5m2", "fp8_e4m3", "int8", "int6", "int5")
 
-SHORT_OF_ITS_AIM = pytest.mark.xfail(
-    reason="K's one-byte scale costs it: 0.15 and 0.64 measured (docs/quality.md)", strict=False
-)
-
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
@@ -40,8 +36,8 @@ def figures() -> dict[str, Any]:
         ("fp8_e5m2", "cast_e5m2", 0.5),
         ("fp8_e4m3", "cast_e4m3", 0.35),
         ("int8", "cast_e4m3", 0.02),
-        pytest.param("int6", "cast_e4m3", 0.15, marks=SHORT_OF_ITS_AIM),
-        pytest.param("int5", "cast_e4m3", 0.45, marks=SHORT_OF_ITS_AIM),
+        ("int6", "cast_e4m3", 0.15),
+        ("int5", "cast_e4m3", 0.45),
     ],
 )
 def test_kl_is_a_small_part_of_a_plain_casts(
