@@ -13,11 +13,11 @@ from octavo.vllm.requests import RequestState
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo_proto.layout import Layout
 
-ASK_WAIT_S: Final = 0.0005
+ASK_WAIT_S: Final = 0.0003
 """A match mostly takes less than a millisecond: waiting for it this long, once a step, costs
 less than another step of the engine."""
 
-IDLE_WAIT_S: Final = 0.002
+IDLE_WAIT_S: Final = 0.0006
 """A step that computes nothing waits this long for a match instead of spinning."""
 
 RETRY_S: Final = 0.005

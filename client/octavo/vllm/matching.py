@@ -22,6 +22,12 @@ HOLDS_MAX: Final = 48
 """Holds at once; a node allows a session 64. Further matches do without: what they found may be
 evicted before it is loaded, and is then recomputed."""
 
+PIECE_PAGES: Final = 256
+"""Hashed at a time, in about half a millisecond. In one go, the 8,192 pages of a long prompt
+would keep the interpreter from the scheduler for several switch intervals of 5 ms."""
+
+PIECE_PAUSE_S: Final = 50e-6
+
 logger = logging.getLogger("octavo.vllm")
 
 
@@ -144,14 +150,16 @@ class Matcher:
             # Two lookups of a request may overtake each other; its tokens must not.
             in_order = lookup.chain.token_count == lookup.first_token
             if in_order:
-                lookup.chain.extend(lookup.token_array, lookup.extras)
+                self._extend(lookup.chain, lookup.token_array, lookup.extras)
             if in_order and not lookup.is_abandoned:
                 hold = lookup.wants_hold and self._take_hold()
                 match = self._client.match(lookup.chain, hold=hold, timeout_s=timeout_s)
                 if hold and match.hold is None:
                     self._give_hold()
+        except ClientClosed:
+            pass  # the engine has ended, or was reset
         except OctavoError as error:
-            # Refused, or closed: a request must not suffer from it. Said once for each reason.
+            # Refused: a request must not suffer from it. Said once for each reason.
             self._count("match_refused")
             if str(error) != self._complaint:
                 self._complaint = str(error)
@@ -159,6 +167,17 @@ class Matcher:
         unwanted = lookup.finish(match)
         if unwanted is not None:
             self._release(unwanted)
+
+    def _extend(
+        self, chain: Chain, tokens: array[int], extras: Mapping[int, tuple[bytes, ...]]
+    ) -> None:
+        """Appends tokens and computes their keys, letting other threads in between."""
+        piece_tokens = PIECE_PAGES * chain.page_tokens
+        for begin in range(0, len(tokens), piece_tokens):
+            chain.extend(tokens[begin : begin + piece_tokens], extras if begin == 0 else {})
+            if len(tokens) > piece_tokens and self._client.node is not None:
+                _ = chain.keys
+                time.sleep(PIECE_PAUSE_S)
 
     def _release(self, hold: Hold) -> None:
         hold.release()

@@ -20,6 +20,8 @@ def new_request(
 ) -> NewRequest:
     """A request that arrived. One that says what nobody understands goes without the cache."""
     usable = request.prompt_token_ids is not None and request.prompt_embeds is None
+    # A session that takes its input in pieces takes tokens back when the next piece comes.
+    usable = usable and not getattr(request, "resumable", False)
     try:
         params = RequestParams.parse(request.kv_transfer_params, namespaces)
     except BadParams as error:

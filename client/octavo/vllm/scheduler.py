@@ -6,6 +6,7 @@ other threads, and a request whose match is not there yet is asked for again in 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -224,7 +225,8 @@ class SchedulerSide:
         for state in self._requests.values():
             self._asking.end(state)
             state.may_load = state.may_save = False
-        self._asking.close()
+        # Taking leave of a node that hangs takes half a second: not on this thread.
+        threading.Thread(target=self._asking.close, daemon=True).start()
         epoch = max(self._layout.weights_epoch + 1, time.time_ns() // 1_000_000)
         self._layout = replace(self._layout, weights_epoch=epoch)
         self._client = self._make_client(self._layout)

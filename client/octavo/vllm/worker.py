@@ -18,14 +18,14 @@ from octavo.vllm.draining import register
 from octavo.vllm.loading import Loader, LoadJob
 from octavo.vllm.orders import ChainPart, StepOrders, WorkerReport
 from octavo.vllm.plan import turn_of
-from octavo.vllm.saving import Saver, SaveTarget
+from octavo.vllm.saving import PUT_TIMEOUT_S, Saver, SaveTarget
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo_proto.layout import Layout
 
 CLOSE_DRAIN_S: Final = 5.0
 """At an orderly end, what was copied out is put within this."""
 
-IDLE_WAIT_S: Final = 0.002
+IDLE_WAIT_S: Final = 0.001
 """A step that computes nothing waits this long for a load. Else the engine's loop would spin,
 and keep the interpreter from the very threads that it waits for: 5 ms each time they need it."""
 
@@ -62,7 +62,6 @@ class WorkerSide:
         self._make_blocks = make_blocks
         self._layout: Layout = layout
         self._now = _Epoch(make_client(layout), make_blocks(layout))
-        self._past: list[Client] = []
         self._saver: Final = Saver(settings.staging_bytes, count)
         self._loader: Final = Loader()
         self._failed_block_ids: set[int] = set()
@@ -139,8 +138,7 @@ class WorkerSide:
         self._saver.drain(CLOSE_DRAIN_S)
         self._saver.close()
         self._loader.close()
-        for client in (*self._past, self._now.client):
-            client.close()
+        self._now.client.close()
 
     def _warm_up(self) -> None:
         """Has session and memory ready before the first load and save need them."""
@@ -151,6 +149,12 @@ class WorkerSide:
             return  # the engine ended before it had begun
         except OctavoError as error:
             logger.warning("octavo: no session yet, nothing is loaded or saved: %s", error)
+
+    def _retire(self, client: Client) -> None:
+        """Ends the session of a past epoch when nothing uses it any more."""
+        self._saver.drain(PUT_TIMEOUT_S)
+        time.sleep(self._settings.load_timeout_s)
+        client.close()
 
     def _extend_chain(self, part: ChainPart) -> None:
         if part.first_token == 0:
@@ -166,6 +170,5 @@ class WorkerSide:
         if epoch == self._layout.weights_epoch:
             return
         self._layout = replace(self._layout, weights_epoch=epoch)
-        # Saves and loads in progress still use the old session; it ends with the worker.
-        self._past.append(self._now.client)
+        threading.Thread(target=self._retire, args=(self._now.client,), daemon=True).start()
         self._now = _Epoch(self._make_client(self._layout), self._make_blocks(self._layout))
