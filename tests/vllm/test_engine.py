@@ -32,7 +32,9 @@ class SlidingWindowSpec(SimpleNamespace):
 
 def engine(**changes: Any) -> tuple[Any, Any]:
     """A Llama of 12 layers on two ranks. ``changes`` name attributes by path, ``_`` for dots."""
-    spec = FullAttentionSpec(block_size=32, head_size=64, head_size_v=64, tokens_per_state=1)
+    spec = FullAttentionSpec(
+        block_size=32, head_size=64, head_size_v=64, tokens_per_state=1, num_kv_heads=4
+    )
     group = SimpleNamespace(
         layer_names=[f"model.layers.{layer}.self_attn.attn" for layer in (*range(2, 12), 0, 1)],
         kv_cache_spec=spec,
@@ -94,7 +96,8 @@ def test_the_layout_of_two_epochs_has_one_name() -> None:
 
 
 def test_an_engine_of_another_size_has_another_layout_unless_both_state_both_sizes() -> None:
-    two, four = described(), described(parallel_config__tensor_parallel_size=4)
+    narrow = FullAttentionSpec(block_size=32, head_size=64, num_kv_heads=2)
+    two, four = described(), described(parallel_config__tensor_parallel_size=4, spec=narrow)
     assert layout_of(two, SETTINGS, 0) != layout_of(four, SETTINGS, 0)
     both = ConnectorSettings(weights_revision="r1", tp_sizes=(2, 4))
     assert layout_of(two, both, 0) == layout_of(four, both, 0)
@@ -132,6 +135,7 @@ def test_an_opaque_page_is_a_whole_block() -> None:
             {"groups": [SimpleNamespace(kv_cache_spec=FullAttentionSpec())] * 2},
             "2 KV groups .*disable_hybrid_kv_cache_manager",
         ),
+        ({"parallel_config__tensor_parallel_size": 4}, "8 KV heads, its cache 4 on each of 4"),
         ({"spec": SlidingWindowSpec(block_size=32, head_size=64)}, "SlidingWindowSpec"),
         ({"cache_config__cache_dtype": "nvfp4"}, "kv_cache_dtype is 'nvfp4'"),
         (

@@ -52,6 +52,14 @@ def describe(
         head_dim -= rope_dim
     elif getattr(spec, "head_size_v", None) not in (None, head_dim):
         raise EngineRefused(f"K has {head_dim} elements a head, V {spec.head_size_v}")
+    tp, kv_heads = int(parallel.tensor_parallel_size), 1
+    if kind is KvKind.GQA:
+        kv_heads = int(model.get_total_num_kv_heads())
+        if int(spec.num_kv_heads) != max(1, kv_heads // tp):
+            raise EngineRefused(
+                f"the model has {kv_heads} KV heads, its cache {spec.num_kv_heads} on each of "
+                f"{tp} ranks: layers of different widths cannot be cut into pages"
+            )
     cache_dtype = str(vllm_config.cache_config.cache_dtype)
     return EngineKv(
         model=settings.model or _model_name(str(model.model)),
@@ -59,7 +67,7 @@ def describe(
         weights_quantisation=str(getattr(model, "quantization", None) or ""),
         kind=kind,
         layer_names=tuple(sorted(group.layer_names, key=layer_order)),
-        kv_heads=1 if kind is KvKind.MLA else int(model.get_total_num_kv_heads()),
+        kv_heads=kv_heads,
         head_dim=head_dim,
         rope_dim=rope_dim,
         dtype=_dtype(cache_dtype, str(model.dtype)),
@@ -67,7 +75,7 @@ def describe(
         rope=rope_text(text_config),
         block_tokens=int(spec.block_size),
         opaque_form=opaque_form,
-        tp=int(parallel.tensor_parallel_size),
+        tp=tp,
     )
 
 
