@@ -182,6 +182,9 @@ class Reclaimer:
         if not len(batch):
             return NO_ROWS
         if ranking.reach is not _Reach.TAILS:
+            staying: Rows = batch[self._stays(batch)]
+            if len(staying):  # mostly all of them, and then no other page needs a look
+                return staying
             return self._with_dependants(batch[~self._blocked(ranking.reach)[batch]], ranking.reach)
         parents = table.parent[batch]
         needed = self._columns.children[batch] != children_among(batch, parents)
