@@ -29,6 +29,9 @@ from octavo.vllm.settings import ConnectorSettings, Role
 from octavo.vllm.worker import WorkerSide
 
 LAYERS, HEADS, HEAD_DIM = 3, 4, 8
+WEIGHTS = "1"
+"""Revision of the weights; a fixture gives each test its own."""
+
 ANSWER_S = 20.0
 """Longer than any deadline in here."""
 
@@ -39,7 +42,7 @@ def engine_kv(
     """Three layers of small heads."""
     return EngineKv(
         model="test/model",
-        weights_revision="1",
+        weights_revision=WEIGHTS,
         kind=KvKind.MLA if mla else KvKind.GQA,
         layer_names=tuple(f"model.layers.{layer}.attn" for layer in range(LAYERS)),
         kv_heads=1 if mla else HEADS,

@@ -15,7 +15,7 @@ from octavo.vllm.matching import HOLDS_MAX, Lookup, Matcher
 from octavo.vllm.settings import ConnectorSettings
 
 PROMPT = list(range(100, 300))
-ALWAYS = ConnectorSettings(load_policy="always")
+ALWAYS = ConnectorSettings(load_policy="always", match_timeout_s=20.0)
 
 
 @pytest.fixture

@@ -20,6 +20,10 @@ less than another step of the engine."""
 IDLE_WAIT_S: Final = 0.0006
 """A step that computes nothing waits this long for a match instead of spinning."""
 
+GRACE_S: Final = 0.25
+"""A match may still be answered this long after nobody waits for it any more: the scheduler gives
+up first, and counts that, and the client learns that the node hangs all the same."""
+
 RETRY_S: Final = 0.005
 """Between two matches of a consumer that waits for a producer's pages."""
 
@@ -79,7 +83,7 @@ class Asking:
         state.lookup = lookup
         state.chain_tokens += len(new_tokens)
         self._count("matches", 1)
-        self._matcher.submit(lookup, self._settings.match_timeout_s)
+        self._matcher.submit(lookup, self._settings.match_timeout_s + GRACE_S)
         return lookup
 
     def end(self, state: RequestState) -> None:

@@ -48,10 +48,6 @@ class Blocks(Protocol):
         """Takes pages from ``first_page`` on into these blocks."""
         ...
 
-    def warm_up(self) -> None:
-        """Does ahead what would make the first snapshot slower. On a thread of its own."""
-        ...
-
     def transfers(self) -> AbstractContextManager[None]:
         """Everything that a transfer thread does on the device happens within it, and is done
         when it is left."""

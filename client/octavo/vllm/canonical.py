@@ -151,9 +151,6 @@ class CanonicalBlocks:
     def sink(self, block_ids: Sequence[int], first_page: int) -> RowSink:
         return PagedSink(self._cache, self._table(block_ids, first_page))
 
-    def warm_up(self) -> None:
-        """Nothing: gathered pages lie in the device's own pool."""
-
     def transfers(self) -> AbstractContextManager[None]:
         return self._on_own_stream() if self._cache.device.type == "cuda" else nullcontext()
 

@@ -26,11 +26,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+TOUCH_BYTES: Final = 4096
+"""A page of the kernel's."""
+
+
 class StagingRoom:
     """Host memory for snapshots. Thread-safe; ``take`` never waits."""
 
     def __init__(self, size_bytes: int) -> None:
+        # Written to now, before anything lies in it: the kernel gives memory on the first write,
+        # which would then take three times as long, on the engine's thread.
         self._memory = np.empty(size_bytes, dtype=np.uint8)
+        self._memory[::TOUCH_BYTES] = 0
         self._address: Final = int(self._memory.ctypes.data)
         self._state = RingState(size_bytes)
         self._lock = threading.Lock()
@@ -52,11 +59,6 @@ class StagingRoom:
     def give_back(self, span: Span) -> None:
         with self._lock:
             self._state.give_back(span)
-
-    def touch(self) -> None:
-        """Has the kernel give the memory now: a first write to it would take three times as
-        long, on the engine's thread."""
-        self._memory[::4096] = 0
 
 
 class OpaqueSnapshot:
@@ -137,9 +139,6 @@ class OpaqueBlocks:
 
     def sink(self, block_ids: Sequence[int], first_page: int) -> RowSink:
         return OpaqueSink(self, np.asarray(block_ids, dtype=np.int64), first_page)
-
-    def warm_up(self) -> None:
-        self._room.touch()
 
     def transfers(self) -> AbstractContextManager[None]:
         return nullcontext()

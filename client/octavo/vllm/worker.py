@@ -141,8 +141,7 @@ class WorkerSide:
         self._now.client.close()
 
     def _warm_up(self) -> None:
-        """Has session and memory ready before the first load and save need them."""
-        self._now.blocks.warm_up()
+        """Has the session ready before the first load and save need it."""
         try:
             self._now.client.connect()
         except ClientClosed:
