@@ -49,7 +49,7 @@ def octavo_connector(address: str, **extra: object) -> dict[str, Any]:
     Whatever the match finds is loaded, and it may take its time: how fast this machine is must
     not decide a test.
     """
-    settings = {"address": address, "load_policy": "always", "match_timeout_s": 5.0, **extra}
+    settings = {"address": address, "load_policy": "always", "match_timeout_s": 20.0, **extra}
     return {
         "kv_connector": "OctavoConnector",
         "kv_connector_module_path": "octavo.vllm",

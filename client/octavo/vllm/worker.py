@@ -14,7 +14,7 @@ from octavo.chain import Chain
 from octavo.client import Client
 from octavo.errors import ClientClosed, OctavoError
 from octavo.vllm.blocks import Blocks
-from octavo.vllm.draining import register
+from octavo.vllm.draining import forget, register
 from octavo.vllm.loading import Loader, LoadJob
 from octavo.vllm.orders import ChainPart, StepOrders, WorkerReport
 from octavo.vllm.plan import turn_of
@@ -137,6 +137,7 @@ class WorkerSide:
         """Puts what was copied out, for a bounded time, and ends threads and sessions."""
         self._saver.drain(CLOSE_DRAIN_S)
         self._saver.close()
+        forget(self._saver)
         self._loader.close()
         self._now.client.close()
 
