@@ -227,7 +227,16 @@ def test_sigterm_without_load_ends_within_its_grace(tmp_path: Path) -> None:
 
 
 def test_a_put_that_ends_while_the_node_stops_is_durable_too(tmp_path: Path) -> None:
-    with NodeProcess(tmp_path, nvme_dir=tmp_path / "nvme", nvme_bytes="64MiB") as node:
+    # The node grants a second. On a machine too busy for the rest of a put within it, the put is
+    # cancelled, and this has to be tried again.
+    tries = (ends_while_the_node_stops(tmp_path / str(number)) for number in range(5))
+    assert any(tries), "no put ended before the node did"
+
+
+def ends_while_the_node_stops(directory: Path) -> bool:
+    """Puts the second half of a page while the node stops; whether that was in time."""
+    directory.mkdir()
+    with NodeProcess(directory, nvme_dir=directory / "nvme", nvme_bytes="64MiB") as node:
         chain = chain_of("put while stopping", 1)
         with RawSession(node.address) as session:
             reserved = session.reserve(chain)
@@ -242,10 +251,16 @@ def test_a_put_that_ends_while_the_node_stops_is_durable_too(tmp_path: Path) -> 
                 data = cache_pb2.PutData(offset=half, data=content[half:])
                 yield cache_pb2.PutRequest(data=data)
 
-            answer = session.cache.Put(half_then_stop_then_half(), timeout=TIMEOUT_S * 5)
+            try:
+                answer = session.cache.Put(half_then_stop_then_half(), timeout=TIMEOUT_S * 5)
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
+                    return False
+                raise
         assert list(answer.statuses) == [cache_pb2.STATUS_STORED]
         assert node.process is not None
         assert node.process.wait(timeout=15) == 0
         node.start()
         with RawSession(node.address) as session:
             assert session.fetch(chain) == [cache_pb2.STATUS_DONE]
+    return True
