@@ -23,7 +23,7 @@ from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
 
 _RANKED_MIN: Final = 256
 _RANKED_SHARE: Final = 16
-"""A ranking orders 1/16 of the candidates, at least 256: the scan over all pages (about 10 ms
+"""A ranking orders 1/16 of the candidates, at least 256: the scan over all pages (about 60 ms
 for a million) is then paid once for that many evictions."""
 
 NO_ROWS: Final[Rows] = np.empty(0, dtype=np.int32)
@@ -61,6 +61,9 @@ class _Reach(Enum):
 
 _DURABLE_FIRST: Final = (_Reach.TAILS, _Reach.WRITTEN)
 """Reaches in which what still waits to be written stays."""
+
+_PASSES: Final = (_DURABLE_FIRST, (_Reach.ALL,), (_Reach.CUTTING,))
+"""Reaches that differ only in who of the same ranking may go: they are tried on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +123,15 @@ class Reclaimer:
         ranked = self._ranked.pop(size_bytes, None)
         if ranked is not None and len(victims := self._next(ranked, count, size_bytes)):
             return victims
-        for reach in _Reach:
-            ranked = self._rank(size_bytes, reach, count)
-            colder = self._coldest_slab(length, reach, ranked.rows)
+        for reaches in _PASSES:
+            ranked = self._rank(size_bytes, reaches[0], count)
+            colder = self._coldest_slab(length, reaches[0], ranked.rows)
             if len(colder):
                 return colder
-            if len(victims := self._next(ranked, count, size_bytes)):
-                return victims
+            for reach in reaches:
+                victims = self._next(replace(ranked, reach=reach), count, size_bytes)
+                if len(victims):
+                    return victims
         # No page of this size can go, so it is not asked which slab was used before it.
         return self._coldest_slab(length, _Reach.CUTTING, NO_ROWS)
 
