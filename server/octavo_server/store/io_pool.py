@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -26,7 +27,7 @@ CLOSE_POLL_S: Final = 0.005
 Sink = Callable[[list[Any]], None]
 
 
-class Operation:
+class Operation(ABC):
     """Something that a thread does. Subclasses implement ``perform`` and add what it needs.
 
     ``sink`` is called on the event loop with the operations that finished since the last
@@ -39,9 +40,9 @@ class Operation:
         self.sink = sink
         self.error: BaseException | None = None
 
+    @abstractmethod
     def perform(self) -> None:
         """Runs in a thread; must release the GIL in whatever takes long."""
-        raise NotImplementedError
 
 
 class Call(Operation, Generic[T]):

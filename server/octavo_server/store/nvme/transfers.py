@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import xxhash
 
@@ -58,45 +59,6 @@ class BodyToRead:
         self.outcome = UnitOutcome.OK if sound else UnitOutcome.CORRUPT
 
 
-class ReadRequest(Operation):
-    """Units to read that lie one behind the other on the device, or a single one.
-
-    Where one call does not bring them all, each is read by itself, so that a bad block costs the
-    unit it lies in and no other. The device is asked for that block twice then.
-    """
-
-    __slots__ = ("bodies", "units")
-
-    def __init__(
-        self,
-        bodies: Bodies,
-        units: Sequence[BodyToRead],
-        sink: Callable[[list[ReadRequest]], None],
-    ) -> None:
-        super().__init__(sink)
-        self.bodies = bodies
-        self.units = units
-
-    def perform(self) -> None:
-        units = self.units
-        if len(units) > 1:
-            views = [unit.view[: padded_bytes(unit.length)] for unit in units]
-            if self.bodies.read_together(views, units[0].offset):
-                for unit in units:
-                    unit.check()
-                return
-        for unit in units:
-            try:
-                read_bytes = self.bodies.read(unit.view, unit.offset, unit.length)
-            except OSError as error:
-                unit.error = error
-                continue
-            if read_bytes < unit.length:
-                unit.outcome = UnitOutcome.CORRUPT  # the file was cut: those bytes are gone
-            else:
-                unit.check()
-
-
 class BodyToWrite:
     """One unit: ``view`` holds ``length`` bytes, padded to 4 KiB; ``error``: what went wrong."""
 
@@ -110,16 +72,27 @@ class BodyToWrite:
         self.error: BaseException | None = None
 
 
-class WriteRequest(Operation):
-    """Units to write that lie one behind the other on the device, or a single one."""
+class _Placed(Protocol):
+    offset: int
+    length: int
+    view: memoryview
+    error: BaseException | None
+
+
+PlacedT = TypeVar("PlacedT", bound=_Placed)
+
+
+class _Request(Operation, Generic[PlacedT]):
+    """Units to move that lie one behind the other on the device, or a single one.
+
+    Where one call does not move them all, each is moved by itself, so that a bad block costs the
+    unit it lies in and no other. The device is asked for that block twice then.
+    """
 
     __slots__ = ("bodies", "units")
 
     def __init__(
-        self,
-        bodies: Bodies,
-        units: Sequence[BodyToWrite],
-        sink: Callable[[list[WriteRequest]], None],
+        self, bodies: Bodies, units: Sequence[PlacedT], sink: Callable[[list[Self]], None]
     ) -> None:
         super().__init__(sink)
         self.bodies = bodies
@@ -129,23 +102,52 @@ class WriteRequest(Operation):
         units = self.units
         if len(units) > 1:
             views = [unit.view[: padded_bytes(unit.length)] for unit in units]
-            if self.bodies.write_together(views, units[0].offset):
+            if self._move_together(views, units[0].offset):
                 return
         for unit in units:
             try:
-                self.bodies.write(unit.view, unit.offset, unit.length)
+                self._move(unit)
             except OSError as error:
                 unit.error = error
 
+    @abstractmethod
+    def _move_together(self, views: Sequence[memoryview], offset: int) -> bool:
+        """All with one call; False where it did not move them all."""
 
-class _Placed(Protocol):
-    @property
-    def offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
+    @abstractmethod
+    def _move(self, unit: PlacedT) -> None:
+        """One. Raises OSError."""
 
 
-PlacedT = TypeVar("PlacedT", bound=_Placed)
+class ReadRequest(_Request[BodyToRead]):
+    """Reads, and checks what has come."""
+
+    __slots__ = ()
+
+    def _move_together(self, views: Sequence[memoryview], offset: int) -> bool:
+        if not self.bodies.read_together(views, offset):
+            return False
+        for unit in self.units:
+            unit.check()
+        return True
+
+    def _move(self, unit: BodyToRead) -> None:
+        if self.bodies.read(unit.view, unit.offset, unit.length) < unit.length:
+            unit.outcome = UnitOutcome.CORRUPT  # the file was cut: those bytes are gone
+        else:
+            unit.check()
+
+
+class WriteRequest(_Request[BodyToWrite]):
+    """Writes."""
+
+    __slots__ = ()
+
+    def _move_together(self, views: Sequence[memoryview], offset: int) -> bool:
+        return self.bodies.write_together(views, offset)
+
+    def _move(self, unit: BodyToWrite) -> None:
+        self.bodies.write(unit.view, unit.offset, unit.length)
 
 
 def adjacent_runs(
