@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 from tests.nodes import NodeProcess
 from tests.vllm.engine import ANSWER_S, Engine, engine_kv
 
 from octavo import Client
+from octavo.errors import InvalidRequest
 from octavo.vllm.matching import HOLDS_MAX, Lookup, Matcher
 from octavo.vllm.settings import ConnectorSettings
 
@@ -118,6 +120,28 @@ def test_a_token_that_is_none_is_a_miss_and_the_threads_live_on(engine: Engine) 
         assert lookup.wait(ANSWER_S)
         assert lookup.match.page_count == pages
     assert refused == ["match_refused"]
+    matcher.close()
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a fault of ours")])
+def test_lookups_that_fail_keep_no_hold_and_end_no_thread(
+    engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = engine.client(engine.layout)
+    matcher = Matcher(client, lambda _name: None)
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "match", Mock(side_effect=error))
+        failing = [Lookup(client.chain(), 0, PROMPT, {}, hold=True) for _each in range(HOLDS_MAX)]
+        for lookup in failing:
+            matcher.submit(lookup, ANSWER_S)
+        assert all(lookup.wait(ANSWER_S) for lookup in failing)
+        assert not any(lookup.match.page_count for lookup in failing)
+    lookup = Lookup(client.chain(), 0, PROMPT, {}, hold=True)
+    matcher.submit(lookup, ANSWER_S)
+    assert lookup.wait(ANSWER_S)
+    assert lookup.match.hold is not None
+    matcher.abandon(lookup)
+    assert eventually_no_holds(client)
     matcher.close()
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 from tests.nodes import NodeProcess
@@ -270,6 +271,22 @@ def test_pages_that_went_between_match_and_load_are_computed_and_stored_again(
         monkeypatch.undo()
         engine.drain()
         assert engine.serve(PROMPT).loaded_tokens == 192
+
+
+def test_a_save_that_breaks_costs_its_own_pages_and_no_later_ones(
+    node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(node.address, engine_kv(), ALWAYS) as engine:
+        with monkeypatch.context() as broken:
+            fault = Mock(side_effect=RuntimeError("out of memory"))
+            broken.setattr(engine.workers[0].client, "put", fault)
+            engine.serve(PROMPT)
+            engine.drain()
+        assert engine.count("save_failed_pages") == 6
+        other = PROMPT[::-1]
+        engine.serve(other)
+        engine.drain()
+        assert engine.serve(other).loaded_tokens == 192
 
 
 def test_saves_that_find_no_room_wait_while_their_request_keeps_its_blocks(

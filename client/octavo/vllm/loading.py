@@ -104,7 +104,7 @@ class Loader:
                 result = self._get(job)
         except OctavoError as error:
             self._complain(str(error))
-        except Exception:
+        except Exception:  # whatever it was: the request waits for a report, and computes then
             logger.exception("octavo: a load failed")
         pages = 0 if result is None else result.page_count
         size_bytes = 0 if result is None else result.bytes_copied

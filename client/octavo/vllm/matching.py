@@ -144,7 +144,7 @@ class Matcher:
             logger.info("octavo: node %s at %s", node.node_id, node.address)
 
     def _look_up(self, lookup: Lookup, timeout_s: float) -> None:
-        match = Match()
+        match, hold = Match(), False
         try:
             lookup.token_array = token_array(lookup.tokens)
             # Two lookups of a request may overtake each other; its tokens must not.
@@ -154,8 +154,6 @@ class Matcher:
             if in_order and not lookup.is_abandoned:
                 hold = lookup.wants_hold and self._take_hold()
                 match = self._client.match(lookup.chain, hold=hold, timeout_s=timeout_s)
-                if hold and match.hold is None:
-                    self._give_hold()
         except ClientClosed:
             pass  # the engine has ended, or was reset
         except OctavoError as error:
@@ -164,6 +162,10 @@ class Matcher:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 logger.error("octavo: look-ups fail: %s", error)
+        except Exception:  # whatever it was: a request waits for an answer, others for the thread
+            logger.exception("octavo: a look-up failed")
+        if hold and match.hold is None:
+            self._give_hold()
         unwanted = lookup.finish(match)
         if unwanted is not None:
             self._release(unwanted)
@@ -192,7 +194,7 @@ class Matcher:
 
     def _give_hold(self) -> None:
         with self._holds_lock:
-            self._holds = max(0, self._holds - 1)
+            self._holds -= 1
 
 
 def token_array(tokens: Sequence[int]) -> array[int]:

@@ -159,6 +159,10 @@ class Saver:
                 self._complaint = str(error)
                 logger.error("octavo: saves fail: %s", error)
             return
+        except Exception:  # whatever it was (a GPU's memory, say): the next save is not to suffer
+            self._count("save_failed_pages", page_count)
+            logger.exception("octavo: a save failed")
+            return
         self._count("saved_pages", result.stored_pages)
         self._count("save_present_pages", result.present_pages)
         self._count("save_failed_pages", result.failed_pages)
