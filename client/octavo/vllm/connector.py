@@ -19,7 +19,7 @@ from octavo.shards import ShardMap
 from octavo.status import Tier
 from octavo.vllm.blocks import Blocks, ordered_caches
 from octavo.vllm.counting import Counters
-from octavo.vllm.engine import check_policy, describe
+from octavo.vllm.engine import describe
 from octavo.vllm.events import EventLog
 from octavo.vllm.layouts import layout_of
 from octavo.vllm.orders import StepOrders, WorkerReport
@@ -49,7 +49,6 @@ class OctavoConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        check_policy(transfer)
         self._settings = ConnectorSettings.parse(transfer.kv_connector_extra_config or {})
         self._kv_role = Role(transfer.kv_role)
         self._kv = describe(vllm_config, kv_cache_config, self._settings, opaque_form(vllm_config))

@@ -52,7 +52,6 @@ class SchedulerSide:
         self._requests: dict[str, RequestState] = {}
         self._loads: list[PageOrder] = []
         self._ended: list[str] = []
-        self._asked_in_step = False
         self._order_count = 0
         self._layout = layout
         self._client = make_client(layout)
@@ -110,7 +109,7 @@ class SchedulerSide:
         )
         if self._asking.waits_for_producer(state, lookup, token_count, local_tokens + tokens):
             return None
-        if tokens and not self._is_worth_it(lookup, local_tokens, tokens):
+        if tokens and not self._is_worth_it(lookup, tokens):
             self._count("loads_not_worth", 1)
             return 0
         return tokens
@@ -247,13 +246,12 @@ class SchedulerSide:
             self._clock,
         )
 
-    def _is_worth_it(self, lookup: Lookup, local_tokens: int, tokens: int) -> bool:
+    def _is_worth_it(self, lookup: Lookup, tokens: int) -> bool:
         if self._settings.load_policy == "always":
             return True
-        page_tokens = self._layout.page_tokens
         return is_worth_loading(
             tokens,
-            tokens // page_tokens * self._layout.raw_page_bytes // self._workers,
+            self._bytes_a_worker(tokens),
             lookup.match.load_s,
             self.prefill_speed.tokens_per_s,
             self.load_speed.bytes_per_s,
@@ -263,12 +261,16 @@ class SchedulerSide:
         ready_s = 0.0 if state.lookup is None else state.lookup.match.load_s
         limit_s = load_timeout_s(
             tokens,
-            tokens // self._layout.page_tokens * self._layout.raw_page_bytes // self._workers,
+            self._bytes_a_worker(tokens),
             ready_s,
             self.prefill_speed.tokens_per_s,
             self.load_speed.bytes_per_s,
         )
         return min(limit_s, self._settings.load_timeout_s)
+
+    def _bytes_a_worker(self, tokens: int) -> int:
+        """What each worker copies for so many tokens."""
+        return tokens // self._layout.page_tokens * self._layout.raw_page_bytes // self._workers
 
     def _note_present(self, state: RequestState) -> None:
         """What the match found need not be saved."""
