@@ -17,7 +17,7 @@ from octavo.codec.elements import Unsigned
 from octavo.codec.numbers import INTEGER_SCALES, NOT_FINITE, OFFSETS
 from octavo.codec.rows import Line, Parameters, Rows
 from octavo.codec.scratch import Scratch
-from octavo.codec.tables import first_code, or_zero, pick
+from octavo.codec.tables import first_code, or_zero, pick, sum_of_16
 
 SCALES_TRIED: Final = {8: 3, 6: 6, 5: 6}
 """By bits: scales, from the first that a row fits on, whose extremes are compared. Six are a
@@ -196,10 +196,7 @@ class IntegerChannels(Rows):
         ):
             torch.mul(values, scale.view(per_row), out=numbers).sub_(shift.view(per_row))
             torch.round(numbers, out=rounded)
-            squares = numbers.sub_(rounded).square_()
-            for half in (8, 4, 2, 1):
-                squares = squares[:, :half].add_(squares[:, half:])
-            error.view(per_row).copy_(squares)
+            error.view(per_row).copy_(sum_of_16(numbers.sub_(rounded).square_()))
         return errors.mul_(lattices.step).mul_(lattices.step)
 
 
