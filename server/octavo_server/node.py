@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from octavo_server.cache.page_table import PageTable
 from octavo_server.rpc.broker import Broker
 from octavo_server.rpc.cache_service import NodeFacts
 from octavo_server.rpc.sessions import Sessions
+from octavo_server.store.ahead import ArenaAhead
 from octavo_server.store.io_pool import IoPool
 from octavo_server.store.nvme.store import NvmeStore
 from octavo_server.supervision import Supervisor
@@ -67,8 +67,8 @@ class Node:
         self.supervisor.start("deadlines", self.cache.run_deadlines())
         if self.cache.nvme is not None:
             self.supervisor.start("write-behind", self.cache.nvme.run())
-        if self.prefault:
-            self._prefault_later()
+        ahead = ArenaAhead(self.cache.memory.arena, self.io, everything=self.prefault)
+        self.supervisor.start("prefault", ahead.run())
         await self.grpc_server.start()
         if self.http is not None:
             await self.http.start()
@@ -163,16 +163,6 @@ class Node:
         self._health_task = asyncio.ensure_future(
             self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         )
-
-    def _prefault_later(self) -> None:
-        arena = self.cache.memory.arena
-
-        async def work() -> None:
-            for segment in range(len(arena.segments)):
-                await self.io.run(functools.partial(arena.prefault, segment))
-            await asyncio.Event().wait()  # done, and not dead
-
-        self.supervisor.start("prefault", work())
 
 
 def _content(table: PageTable, *, in_memory: bool) -> tuple[int, int]:

@@ -79,13 +79,20 @@ class Settings(BaseModel):
         description="bytes of one shared-memory segment; default: derived",
     )
     huge_pages: Literal["auto", "off"] = Field(
-        default="auto", description="auto: where the host has reserved enough; off: never"
+        default="auto", description="auto: reserved ones or such as the kernel makes; off: never"
     )
     prefault: bool = Field(
-        default=False, description="touch the whole arena in the background at start"
+        default=False, description="give the whole arena its memory at start, in the background"
     )
     staging_ring_bytes: Bytes = Field(
         default=256 << 20, ge=1 << 16, description="bytes a session may have on their way in"
+    )
+
+    pin_share: float = Field(
+        default=0.125,
+        ge=0,
+        le=0.5,
+        description="part of the smaller tier that pages pinned by requests may take; 0: no pins",
     )
 
     # NVMe tier

@@ -48,10 +48,26 @@ def test_room_for_the_arena(memory_bytes: int, limit: str | None, verdict: Verdi
 
 
 def test_huge_pages_say_how_many_to_reserve() -> None:
-    assert check_huge_pages(6 << 20, MEMINFO).verdict is Verdict.OK
-    short = check_huge_pages((8 << 20) + 1, MEMINFO)
+    assert check_huge_pages(6 << 20, MEMINFO, "5.10.0-8-amd64", None).verdict is Verdict.OK
+    short = check_huge_pages((8 << 20) + 1, MEMINFO, "5.10.0-8-amd64", "always [never] deny")
     assert short.verdict is Verdict.WARN
     assert "vm.nr_hugepages=5" in short.action
+
+
+@pytest.mark.parametrize(
+    ("release", "shmem_enabled", "verdict"),
+    [
+        ("6.1.0-13-amd64", "always [never] deny", Verdict.OK),
+        ("6.18", "always never [deny]", Verdict.WARN),
+        ("6.18", None, Verdict.WARN),
+        ("6.0.9", "always [never] deny", Verdict.WARN),
+        ("10.0", "[always] never deny", Verdict.OK),
+    ],
+)
+def test_huge_pages_need_not_be_reserved_where_the_kernel_makes_them(
+    release: str, shmem_enabled: str | None, verdict: Verdict
+) -> None:
+    assert check_huge_pages(1 << 30, MEMINFO, release, shmem_enabled).verdict is verdict
 
 
 def test_memlock() -> None:

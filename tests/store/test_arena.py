@@ -148,7 +148,7 @@ def test_prefaulting_lets_the_event_loop_go_on() -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     before = ticks
-    arena.prefault(0)  # about 100 ms
+    arena.prefault(0, 192 * MIB)  # about 100 ms
     ticked = ticks - before
     done.set()
     watcher.join()

@@ -18,6 +18,7 @@ from typing import Final
 
 from octavo_proto.keys import unit_digest
 from octavo_proto.limits import SEGMENTS_MAX
+from octavo_server.store.huge_pages import HUGE_BYTES, make_huge
 from octavo_server.store.slabs import SLOT_ALIGN_BYTES, SlabAllocator
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class MappedMemory:
         self, name: str, size_bytes: int, *, writable: bool, seals: int, flags: int = 0
     ) -> None:
         self.size_bytes: Final = size_bytes
+        self.huge: Final = bool(flags & os.MFD_HUGETLB)
         self.fd: Final = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         try:
             os.ftruncate(self.fd, size_bytes)
@@ -83,6 +85,10 @@ class Arena:
         self.slots: Final = SlabAllocator(segment_count * segment_bytes, slab_bytes)
         seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         self.segments: Final = _segments(segment_bytes, segment_count, seals, huge_pages)
+        self.makes_huge = huge_pages and not self.segments[0].huge
+        """Whether ``prefault`` makes huge pages of ordinary ones. False once it made none of a
+        whole range: this kernel can't, or memory is too scattered for it to be worth more tries.
+        """
 
     @property
     def capacity_bytes(self) -> int:
@@ -99,17 +105,27 @@ class Arena:
         segment, within = divmod(offset, self.segment_bytes)
         return self.segments[segment].address + within
 
-    def prefault(self, segment: int) -> None:
-        """Has the kernel give a segment all its memory now. Blocks; releases the GIL (which
-        ``mmap.madvise`` keeps: the whole node would stand still for a second per 2 GB).
+    def segment_end(self, offset: int) -> int:
+        """Where the segment ends that ``offset`` lies in."""
+        return (offset // self.segment_bytes + 1) * self.segment_bytes
+
+    def prefault(self, begin: int, end: int) -> None:
+        """Has the kernel give a range within one segment its memory now, in huge pages if it
+        can. Blocks; releases the GIL (which ``mmap.madvise`` keeps: the whole node would stand
+        still for a second per 2 GB).
 
         A kernel that can't (Linux before 5.14) gives it as it is used.
         """
-        memory = self.segments[segment]
-        address, size_bytes = ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.size_bytes)
-        if _libc.madvise(address, size_bytes, _MADV_POPULATE_WRITE):
+        number, within = divmod(begin, self.segment_bytes)
+        segment, size_bytes = self.segments[number], end - begin
+        if self.makes_huge and within % HUGE_BYTES == 0 and size_bytes >= HUGE_BYTES:
+            self.makes_huge = make_huge(segment.fd, within, size_bytes) > 0
+            if not self.makes_huge:
+                _log.info("the kernel makes no huge pages for the arena: ordinary ones then")
+        address = ctypes.c_void_p(segment.address + within)
+        if _libc.madvise(address, ctypes.c_size_t(size_bytes), _MADV_POPULATE_WRITE):
             error = ctypes.get_errno()
-            _log.warning("segment %d is not prefaulted: %s", segment, os.strerror(error))
+            _log.warning("memory at %d is not prefaulted: %s", begin, os.strerror(error))
 
     def close(self) -> None:
         """Unmaps all segments."""

@@ -7,6 +7,7 @@ bodies file both place units with it.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, insort
 from typing import Final
 
@@ -43,6 +44,10 @@ class SlabAllocator:
         self._taken: list[NDArray[np.bool_] | None] = [None] * self.slab_count
         self._empty = list(range(self.slab_count))  # sorted
         self._open: dict[int, list[int]] = {}  # class → its slabs with a free slot, sorted
+        self.assigned_end_bytes = 0
+        """Nothing behind this offset was ever in use."""
+        self.grown: Final = asyncio.Event()
+        """Set whenever ``assigned_end_bytes`` has grown."""
 
     def slot_bytes(self, length: int) -> int:
         """Bytes of the slots that units of ``length`` bytes lie in."""
@@ -153,6 +158,10 @@ class SlabAllocator:
         self._free_count[slab] = slot_count
         self._taken[slab] = np.zeros(slot_count, dtype=np.bool_)
         insort(self._open.setdefault(slot_bytes, []), slab)
+        end_bytes = (slab + 1) * self.slab_bytes
+        if end_bytes > self.assigned_end_bytes:
+            self.assigned_end_bytes = end_bytes
+            self.grown.set()
 
     def _unassign(self, slab: int, slot_bytes: int) -> None:
         self._close(slab, slot_bytes)

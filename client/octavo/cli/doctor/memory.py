@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import platform
 import resource
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,11 @@ from octavo.cli.text import bytes_text
 
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python 3.11 has no name for it."""
+
+MADV_COLLAPSE_SINCE: Final = (6, 1)
+"""The kernel release from which memory can be made huge on request."""
+
+SHMEM_ENABLED: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 UNLIMITED_BYTES: Final = 1 << 60
 """Control groups write "no limit" as a number near 2^63."""
@@ -56,19 +62,27 @@ def check_room(memory_bytes: int, meminfo: dict[str, int], cgroup_max: str | Non
     return Finding("memory", Verdict.OK, found)
 
 
-def check_huge_pages(memory_bytes: int, meminfo: dict[str, int]) -> Finding:
-    """Whether the host has reserved huge pages for an arena of ``memory_bytes``."""
+def check_huge_pages(
+    memory_bytes: int, meminfo: dict[str, int], release: str, shmem_enabled: str | None
+) -> Finding:
+    """Whether an arena of ``memory_bytes`` gets huge pages: reserved ones, or made when asked.
+
+    ``release`` of the kernel; ``shmem_enabled``: the file of that name, None without it.
+    """
     page_bytes = meminfo.get("Hugepagesize", 2 << 20)
     free_bytes = _free_huge_bytes(meminfo)
     found = f"{bytes_text(free_bytes)} free in huge pages of {bytes_text(page_bytes)}"
     if free_bytes >= memory_bytes:
         return Finding("huge pages", Verdict.OK, found)
+    refused = shmem_enabled is None or "[deny]" in shmem_enabled
+    if _version(release) >= MADV_COLLAPSE_SINCE and not refused:
+        return Finding("huge pages", Verdict.OK, f"{found}; the kernel makes them when asked")
     wanted = -(-memory_bytes // page_bytes)
     return Finding(
         "huge pages",
         Verdict.WARN,
         found,
-        "the arena will use ordinary pages: more page faults on first use, slower registration",
+        "the arena will use ordinary pages: slower reads from NVMe, more page faults on first use",
         f"sudo sysctl vm.nr_hugepages={wanted} (soon after boot, before memory is fragmented)",
     )
 
@@ -114,7 +128,12 @@ def check_memory(memory_bytes: int) -> list[Finding]:
     cgroup = Path("/sys/fs/cgroup/memory.max")
     return [
         check_room(memory_bytes, meminfo, cgroup.read_text().strip() if cgroup.is_file() else None),
-        check_huge_pages(memory_bytes, meminfo),
+        check_huge_pages(
+            memory_bytes,
+            meminfo,
+            platform.release(),
+            SHMEM_ENABLED.read_text() if SHMEM_ENABLED.is_file() else None,
+        ),
         check_memlock(memory_bytes, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         check_sealing(),
     ]
@@ -132,6 +151,12 @@ def _can_map_writable(descriptor: int) -> bool:
     finally:
         os.close(reopened)
     return True
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """The numbers that a kernel's release begins with: (6, 1) of ``6.1.0-13-amd64``."""
+    numbers = release.split("-")[0].split(".")[:2]
+    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 def _free_huge_bytes(meminfo: dict[str, int]) -> int:

@@ -176,8 +176,8 @@ def runs_to_read(units: Sequence[BodyToRead], idle_depth: int) -> list[list[Body
     """
     size_bytes = sum(padded_bytes(unit.length) for unit in units)
     size_bytes_max = min(TOGETHER_BYTES_MAX, size_bytes // max(1, idle_depth))
-    # A chain often lies backwards on the device: the rows of pages that were evicted, tails
-    # before heads, are given to the next chain in that order, and written in theirs.
+    # A chain lies in its order on the device where its slots were found in theirs; where other
+    # chains have left gaps, or writes ended out of turn, its parts lie in any.
     runs = adjacent_runs(sorted(units, key=lambda unit: unit.offset), size_bytes_max)
     position = {unit.offset: index for index, unit in enumerate(units)}
     return sorted(runs, key=lambda run: min(position[unit.offset] for unit in run))
