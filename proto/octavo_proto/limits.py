@@ -34,3 +34,15 @@ NAME_BYTES_MAX: Final = 256
 
 TEXT_BYTES_MAX: Final = 4096
 """The longest text field of a layout."""
+
+TTL_S_MAX: Final = 366 * 86_400
+"""The longest time to live of a page; a longer one is most likely a mistake of units."""
+
+PIN_S_MAX: Final = 86_400
+"""The longest pin: whoever needs it longer asks again, so none outlives its reason for long."""
+
+PAUSE_S_MAX: Final = 30 * 86_400
+"""The longest pause of a conversation that a hint may tell."""
+
+CONVERSATION_BYTES_MAX: Final = 256
+"""A conversation's name, in UTF-8."""

@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 EXIT_REFUSED: Final = 2
 """The node did not start because of its settings or surroundings."""
 
+FEATURES: Final = ("shm", "inline", "positions", "retention", "hints")
+"""What every node of this version can do beyond the protocol's core."""
+
 _GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
@@ -86,6 +89,7 @@ async def build(settings: Settings) -> Node:
             leases_max=settings.session_leases_max,
             holds_max=settings.session_holds_max,
             reservations_max=settings.session_reservations_max,
+            pin_share_max=settings.pin_share,
         ),
     )
     sessions = Sessions(
@@ -100,7 +104,7 @@ async def build(settings: Settings) -> Node:
         node_id=settings.node_id,
         boot_id=secrets.token_hex(8),
         version=importlib.metadata.version("octavo"),
-        features=("shm", "inline", "positions", *(("nvme",) if store is not None else ())),
+        features=(*FEATURES, *(("nvme",) if store is not None else ())),
         broker_path=str(broker.path),
     )
     server = grpc.aio.server(options=_GRPC_OPTIONS)

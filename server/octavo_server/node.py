@@ -118,6 +118,10 @@ class Node:
             "holds": float(cache.leases.hold_count),
             "reservations": float(len(cache.reservations)),
             "reserved_bytes": float(cache.reservations.reserved_bytes),
+            "kept_pages": float(cache.keeping.page_count),
+            "kept_bytes": float(cache.keeping.size_bytes),
+            "conversations": float(cache.conversations.count),
+            "waiting_conversations": float(cache.conversations.waiting_count),
             "pinned_pages": float((cache.table.pins[: cache.table.high_water] > 0).sum()),
         }
         problems = list(self.supervisor.problems())

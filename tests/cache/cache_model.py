@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from octavo_server.cache.chains import ChainView
 from octavo_server.cache.getting import GetPages, Grant
 from octavo_server.cache.leases import Hold, Lease
 from octavo_server.cache.reservations import Reservation
+from octavo_server.cache.retaining import Retention
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import (
     CORRUPT,
@@ -45,6 +48,11 @@ depths = st.integers(1, DEPTH)
 writers = st.integers(0, 1)
 readers = st.integers(0, 2)
 picks = st.integers(0, 10_000)
+wishes = st.sampled_from(
+    [Retention()] * 4
+    + [Retention(ttl_s=5.0), Retention(ttl_s=40.0), Retention(pin_s=20.0)]
+    + [Retention(pin_s=5000.0), Retention(ttl_s=15.0, pin_s=60.0)]
+)
 
 
 def numbers_of(root: int, branch: int, depth: int) -> list[int]:
@@ -55,10 +63,16 @@ def numbers_of(root: int, branch: int, depth: int) -> list[int]:
     ]
 
 
+def mortal(root: int, wish: Retention) -> Retention:
+    """Pages of root 3 are never put to stay for ever, or hardly any page would ever expire."""
+    return replace(wish, ttl_s=wish.ttl_s or 15.0) if root == 3 else wish
+
+
 class CacheModel(RuleBasedStateMachine):
     """Roots 0 and 1 have pages of one unit, 2 and 3 of two. Sessions 0 and 1 write variants 1
     and 2 and read their own; session 2 reads both. The model: how often each page was deleted
-    (which is part of its bytes), and which of its units were stored since.
+    (which is part of its bytes), which of its units were stored since, and the moment from which
+    it must not be found (at the latest: a page that was evicted is forgotten with its wishes).
     """
 
     world: World
@@ -69,6 +83,7 @@ class CacheModel(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory(prefix="octavo-test-", dir=FAST)
         self.epochs: dict[int, int] = {}
         self.stored: dict[int, set[int]] = {}
+        self.until_s: dict[int, float] = {}
         self.spoiled = 0
         self.known: list[tuple[int, list[int]]] = [(0, [0])]
 
@@ -115,12 +130,31 @@ class CacheModel(RuleBasedStateMachine):
     def removed(self, number: int) -> None:
         self.epochs[number] = self.epochs.get(number, 0) + 1
         self.stored.pop(number, None)
+        self.until_s.pop(number, None)
+
+    def wished(self, numbers: list[int], wish: Retention) -> None:
+        """Pages were put, or wanted, for so long."""
+        now_s = self.world.clock()
+        until_s = now_s + wish.ttl_s if wish.ttl_s else math.inf
+        for number in numbers:
+            before_s = self.until_s.get(number, 0.0)
+            self.until_s[number] = until_s if before_s <= now_s else max(before_s, until_s)
+
+    def check_not_expired(self, numbers: Iterable[int]) -> None:
+        """These were found just now."""
+        for number in numbers:
+            assert self.world.clock() < self.until_s[number], f"page {number} has expired"
 
     @property
     def crowded(self) -> bool:
         """Whether others may keep so much of the arena that loads find no room for long."""
         leases = self.world.cache.leases
-        return bool(leases.lease_count or leases.hold_count or len(self.world.cache.reservations))
+        return bool(
+            leases.lease_count
+            or leases.hold_count
+            or len(self.world.cache.reservations)
+            or self.world.cache.keeping.page_count
+        )
 
     def lost_pages(self) -> int:
         counters = self.world.cache.counters
@@ -179,6 +213,7 @@ class CacheModel(RuleBasedStateMachine):
                 continue
             rows = zip(item.rows.tolist(), item.positions.tolist(), strict=True)
             numbered: dict[int, int] = {row: numbers[position] for row, position in rows}
+            self.check_not_expired(numbered.values())
             self.check_readable(numbered, units)
             if keep:
                 self.leases.append((session, item.lease, numbered))

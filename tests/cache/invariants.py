@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_server.cache.page_cache import PageCache
-from octavo_server.cache.page_table import NO_ROW, NOWHERE, PageTable
+from octavo_server.cache.page_table import NEVER, NO_ROW, NOWHERE, PageTable
 from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
 
 
@@ -22,6 +22,7 @@ def check_invariants(cache: PageCache, *, nvme_idle: bool = True) -> None:
     _check_units(cache)
     _check_pins(cache)
     _check_reservations(cache)
+    _check_keeping(cache)
     rows = table.live_rows()
     _, units = table.expanded(rows)
     _check_slots(
@@ -121,6 +122,17 @@ def _check_pins(cache: PageCache) -> None:
     rows = cache.table.live_rows()
     assert (cache.table.pins[rows] == again[rows]).all()
     assert not np.delete(again, rows).any(), "somebody needs a row that is free"
+
+
+def _check_keeping(cache: PageCache) -> None:
+    table, keeping = cache.table, cache.keeping
+    rows = table.live_rows()
+    kept = rows[table.kept[rows]]
+    assert np.isin(kept, keeping._rows).all(), "a page is kept, and nobody knows until when"
+    assert table.any_kept or not len(kept)
+    assert keeping.size_bytes <= keeping.bytes_max
+    moments = table.expires_ms[rows]
+    assert cache.lifetimes.in_use or (moments == NEVER).all(), "a page expires and nobody looks"
 
 
 def _check_reservations(cache: PageCache) -> None:

@@ -16,14 +16,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from numpy.typing import NDArray
-from tests.cache.cache_model import DEPTH, CacheModel, numbers_of
+from tests.cache.cache_model import DEPTH, CacheModel, mortal, numbers_of, wishes
 from tests.cache.invariants import check_invariants
 from tests.cache.world import KIB, World, body
 
+from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.reservations import Reservation
+from octavo_server.cache.retaining import Retention
 from octavo_server.cache.statuses import (
     ALREADY_PRESENT,
     DONE,
+    MISSING,
     REJECTED,
     RESERVED,
 )
@@ -46,27 +49,32 @@ class CacheMachine(CacheModel):
             memory_bytes=384 * KIB,
             slab_bytes=32 * KIB,
             nvme_bytes=640 * KIB,
+            limits=CacheLimits(pin_share_max=0.2),
         )
         self.run(self.world.open())
         self.forget_sessions()
 
     @rule(writer=writers, root=roots, branch=branches)
     def put_whole(self, writer: int, root: int, branch: int) -> None:
-        self.put(writer, root, branch, DEPTH)  # often, for the sake of pressure
+        self.put(writer, root, branch, DEPTH, Retention())  # often, for the sake of pressure
 
-    @rule(writer=writers, root=roots, branch=branches, depth=depths)
-    def put(self, writer: int, root: int, branch: int, depth: int) -> None:
+    @rule(writer=writers, root=roots, branch=branches, depth=depths, wish=wishes)
+    def put(self, writer: int, root: int, branch: int, depth: int, wish: Retention) -> None:
         session = self.sessions[writer]
         numbers = numbers_of(root, branch, depth)
         self.known.append((root, numbers))
         chain = self.chain(session, root, numbers)
+        wish = mortal(root, wish)
 
         def reserve() -> tuple[Reservation | None, NDArray[np.uint8], int]:
             lengths = self.lengths(numbers, writer + 1)
-            answer = self.world.reserve(session, chain, length=lengths, variant=writer + 1)
+            answer = self.world.reserve(
+                session, chain, length=lengths, variant=writer + 1, wish=wish
+            )
             return *answer, self.lost_pages()  # at once: writes under way go on taking pages away
 
         reservation, statuses, lost = self.now(reserve)
+        self.wished(numbers, wish)
         fine = [set(row) <= {RESERVED, ALREADY_PRESENT} for row in statuses.tolist()]
         whole = [*fine, False].index(False)
         if reservation is not None:
@@ -83,14 +91,23 @@ class CacheMachine(CacheModel):
         depth=depths,
         unit=st.integers(0, 1),
         turn=st.sampled_from([None, 0, 1]),
+        wish=wishes,
     )
     def reserve(
-        self, writer: int, root: int, branch: int, depth: int, unit: int, turn: int | None
+        self,
+        writer: int,
+        root: int,
+        branch: int,
+        depth: int,
+        unit: int,
+        turn: int | None,
+        wish: Retention,
     ) -> None:
         session = self.sessions[writer]
         numbers = numbers_of(root, branch, depth)
         self.known.append((root, numbers))
         chain = self.chain(session, root, numbers)
+        wish = mortal(root, wish)
         positions = range(depth) if turn is None else range(min(turn, depth - 1), depth, 2)
         reservation, _ = self.now(
             self.world.reserve,
@@ -100,7 +117,9 @@ class CacheMachine(CacheModel):
             positions=positions,
             variant=writer + 1,
             units=[unit] if root > 1 else None,
+            wish=wish,
         )
+        self.wished([numbers[position] for position in positions], wish)
         if reservation is not None:
             self.reservations.append((writer, reservation, numbers))
 
@@ -147,6 +166,21 @@ class CacheMachine(CacheModel):
         units = set(range(1 if root < 2 else 2))
         for number in numbers[: match.page_count]:
             assert self.stored.get(number, set()) >= units
+        self.check_not_expired(numbers[: match.page_count])
+
+    @rule(reader=readers, pick=picks, wish=wishes, unpin=st.booleans())
+    def retain(self, reader: int, pick: int, wish: Retention, unpin: bool) -> None:
+        session = self.sessions[reader]
+        root, numbers = self.known[pick % len(self.known)]
+        chain = self.chain(session, root, numbers)
+        retain = self.world.cache.retain
+        statuses = self.now(lambda: retain(session, chain, wish, unpin=unpin)).tolist()
+        found = [
+            number for number, status in zip(numbers, statuses, strict=True) if status != MISSING
+        ]
+        self.check_not_expired(found)
+        if wish.ttl_s:
+            self.wished(found, wish)
 
     @rule(reader=readers, pick=picks, keep=st.booleans())
     def get(self, reader: int, pick: int, keep: bool) -> None:
@@ -244,9 +278,12 @@ class CacheMachine(CacheModel):
     def evict(self) -> None:
         self.now(self.world.evict_all)
 
-    @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now(self.world.advance, seconds)
+    @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]), looked=st.booleans())
+    def time_passes(self, seconds: float, looked: bool) -> None:
+        if looked:
+            self.now(self.world.advance, seconds)
+        else:  # nobody has ended yet what has run out
+            self.world.clock.now_s += seconds
 
     @rule(which=readers)
     def session_ends(self, which: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.world import Clock
+from tests.cache.clock import Clock
 
 from octavo_server.cache.deadlines import Deadline, Deadlines
 

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.cache.clock import Clock
 
 from octavo_proto.layout import Layout, foreign_layout
 from octavo_server.cache.chains import ChainView
@@ -25,6 +26,7 @@ from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.registry import Registry
 from octavo_server.cache.reservations import Reservation
 from octavo_server.cache.reserving import ReservePages
+from octavo_server.cache.retaining import NO_WISH, Retention
 from octavo_server.cache.session import Session, SessionLayout
 from octavo_server.cache.statuses import RESERVED
 from octavo_server.eviction.lru import Lru
@@ -59,16 +61,6 @@ def body(number: int, unit: int, length: int, version: int = 0) -> bytes:
     return (seed * (length // 32 + 1))[:length]
 
 
-class Clock:
-    """Stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @dataclass(slots=True)
 class Got:
     """What a get brought: bytes by (position, unit), a status a page, and the leases."""
@@ -101,6 +93,8 @@ class World:
         self._files = files
         self._write_behind = write_behind
         self._writer: asyncio.Task[None] | None = None
+        self.unpinned = 0
+        """Pages of the last reserve that were to be pinned and were not."""
 
     async def open(self) -> None:
         self.io = IoPool(4)
@@ -119,7 +113,14 @@ class World:
         self.ring = StagingRing(RING_BYTES)
         self.ring_map = mmap.mmap(self.ring.fd, RING_BYTES)  # as the worker has it
         self.cache = PageCache(
-            self.arena, self.store, Registry(self.store), Lru, self.io, self._limits, self.clock
+            self.arena,
+            self.store,
+            Registry(self.store),
+            Lru,
+            self.io,
+            self._limits,
+            self.clock,
+            self.clock,
         )
         self._sessions = 0
         if self._write_behind:
@@ -170,7 +171,7 @@ class World:
     def advance(self, seconds: float) -> None:
         """Lets time pass, and what is due run out."""
         self.clock.now_s += seconds
-        self.cache.deadlines.run_due()
+        self.cache.run_due()
 
     async def settled(self, *, crowded: bool = False) -> None:
         """Nothing is on its way any more. ``crowded``: loads may still wait for room."""
@@ -222,22 +223,24 @@ class World:
         positions: Sequence[int] | None = None,
         variant: int = 1,
         duration_s: float = 30.0,
+        wish: Retention = NO_WISH,
     ) -> tuple[Reservation | None, NDArray[np.uint8]]:
         """Statuses have shape [pages, units]; the pages are those at ``positions``, or all."""
         chosen = units_of(chain, units)
         pages = np.array(range(len(chain)) if positions is None else positions, dtype=np.int64)
         lengths = np.broadcast_to(np.asarray(length, dtype=np.uint32), (len(pages), len(chosen)))
-        return self.cache.reserve(
-            session,
-            ReservePages(
-                chain=chain,
-                positions=pages,
-                units=chosen,
-                lengths=lengths,
-                variants=np.full(len(pages), variant, dtype=np.uint16),
-                duration_s=duration_s,
-            ),
+        request = ReservePages(
+            chain=chain,
+            positions=pages,
+            units=chosen,
+            lengths=lengths,
+            variants=np.full(len(pages), variant, dtype=np.uint16),
+            duration_s=duration_s,
+            wish=wish,
         )
+        answer = self.cache.reserve(session, request)
+        self.unpinned = self.cache.pin_offered(request)
+        return answer
 
     def fill(self, bodies: Sequence[tuple[int, int, bytes]]) -> FilledUnits:
         """Lays (position, unit, bytes) into the ring."""
@@ -271,10 +274,11 @@ class World:
         units: Sequence[int] | None = None,
         variant: int = 1,
         version: int = 0,
+        wish: Retention = NO_WISH,
     ) -> NDArray[np.uint8]:
         """Reserves, fills, commits and ends; the statuses of the reserve, with the commit's."""
         reservation, statuses = self.reserve(
-            session, chain, length=length, units=units, variant=variant
+            session, chain, length=length, units=units, variant=variant, wish=wish
         )
         if reservation is None:
             return statuses
@@ -354,7 +358,7 @@ class World:
         """Drops from memory what nobody needs, as pressure would."""
         table = self.cache.table
         rows = table.live_rows()
-        idle = (table.pins[rows] == 0) & (table.reserved_mask[rows] == 0)
+        idle = (table.pins[rows] == 0) & (table.reserved_mask[rows] == 0) & ~table.kept[rows]
         self.cache.memory.evict(rows[idle & (table.memory_mask[rows] != 0)])
 
 

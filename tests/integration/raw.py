@@ -128,9 +128,9 @@ class RawSession(AbstractContextManager["RawSession"]):
         for piece in pieces:
             yield cache_pb2.PutRequest(data=piece)
 
-    def store(self, chain: cache_pb2.Chain, *, length: int = UNIT_BYTES) -> None:
-        """Puts a whole chain that is not there yet, inline."""
-        reserved = self.reserve(chain, length=length)
+    def store(self, chain: cache_pb2.Chain, *, length: int = UNIT_BYTES, **fields: Any) -> None:
+        """Puts a whole chain that is not there yet, inline. ``fields``: of its reserve."""
+        reserved = self.reserve(chain, length=length, **fields)
         count = len(chain.keys) // 16
         units = len(reserved.statuses) // count
         pieces = [

@@ -30,6 +30,8 @@ METHODS: Final[dict[str, tuple[str, Any]]] = {
     "Commit": ("unary_unary", cache_pb2.CommitRequest),
     "Put": ("stream_unary", cache_pb2.PutRequest),
     "Abort": ("unary_unary", cache_pb2.AbortRequest),
+    "Retain": ("unary_unary", cache_pb2.RetainRequest),
+    "Hint": ("unary_unary", cache_pb2.HintRequest),
     "Delete": ("unary_unary", cache_pb2.DeleteRequest),
     "Clear": ("unary_unary", cache_pb2.ClearRequest),
     "Flush": ("unary_unary", cache_pb2.FlushRequest),
@@ -123,6 +125,23 @@ def commits(draw: st.DrawFn) -> cache_pb2.CommitRequest:
     return request
 
 
+# Times to live of milliseconds end within the test, those of minutes do not.
+retentions = st.builds(
+    cache_pb2.Retention,
+    ttl_ms=st.one_of(st.sampled_from([0, 0, 1, 50, 60_000]), huge),
+    pin_ms=st.one_of(st.sampled_from([0, 0, 1, 50, 60_000]), huge),
+)
+hints = st.builds(
+    cache_pb2.SessionHint,
+    conversation=st.sampled_from(["a", "a", "b", "", "x" * 300]),
+    kind=st.sampled_from([0, 1, 2, 2, 3, 99]),
+    pause_ms=st.one_of(st.just(0), st.just(1000), huge),
+)
+# A field that is left out is left out by None.
+maybe_retentions = st.one_of(st.none(), st.none(), retentions)
+maybe_hints = st.one_of(st.none(), st.none(), st.none(), hints)
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> cache_pb2.Layout:
     message = draw(st.sampled_from([LAYOUT, HALVES])).to_proto()
@@ -150,6 +169,7 @@ requests: dict[str, st.SearchStrategy[Any]] = {
         chain=chains(),
         hold=st.booleans(),
         hold_ms=sizes,
+        hint=maybe_hints,
     ),
     "Get": st.builds(
         cache_pb2.GetRequest,
@@ -162,6 +182,7 @@ requests: dict[str, st.SearchStrategy[Any]] = {
         lease_ms=sizes,
         wait_pending=st.booleans(),
         wait_ms=st.sampled_from([1, 20]),  # longer ones would only make the test longer
+        hint=maybe_hints,
     ),
     "Release": st.builds(
         cache_pb2.ReleaseRequest,
@@ -185,9 +206,21 @@ requests: dict[str, st.SearchStrategy[Any]] = {
         unit_lengths=st.one_of(st.just(u32(UNIT_BYTES)), columns_of(u32, sizes)),
         variants=st.one_of(st.just(u16(1)), st.just(u16(2)), columns_of(u16, few)),
         reservation_ms=sizes,
+        retention=maybe_retentions,
+        hint=maybe_hints,
     ),
     "Commit": commits(),
     "Abort": st.builds(cache_pb2.AbortRequest, session_id=session_ids, reservation_id=numbers),
+    "Retain": st.builds(
+        cache_pb2.RetainRequest,
+        session_id=session_ids,
+        chain=chains(),
+        retention=maybe_retentions,
+        unpin=st.booleans(),
+    ),
+    "Hint": st.builds(
+        cache_pb2.HintRequest, session_id=session_ids, chain=chains(), hint=maybe_hints
+    ),
     "Delete": st.builds(cache_pb2.DeleteRequest, session_id=session_ids, chain=chains()),
     "Clear": st.builds(
         cache_pb2.ClearRequest,

@@ -47,7 +47,7 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     STATUS_RESERVED: _Status.ValueType  # 4
     """Reserve: yours to fill."""
     STATUS_QUOTA_EXCEEDED: _Status.ValueType  # 5
-    """The tenant's quota is used up."""
+    """A quota is used up: the tenant's, or what pins may keep on the node."""
     STATUS_TOO_LARGE: _Status.ValueType  # 6
     """Larger than any slot of this node."""
     STATUS_NO_ROOM: _Status.ValueType  # 7
@@ -65,7 +65,7 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     STATUS_GRANTED: _Status.ValueType  # 13
     """Get: leased to the caller."""
     STATUS_DONE: _Status.ValueType  # 14
-    """Get inline: the bytes were sent. Delete: the page was removed."""
+    """Get inline: the bytes were sent. Delete: the page was removed. Retain: done."""
 
 class Status(_Status, metaclass=_StatusEnumTypeWrapper):
     """What became of one page or unit. Each of a call has one; none is left out."""
@@ -80,7 +80,7 @@ STATUS_PENDING: Status.ValueType  # 3
 STATUS_RESERVED: Status.ValueType  # 4
 """Reserve: yours to fill."""
 STATUS_QUOTA_EXCEEDED: Status.ValueType  # 5
-"""The tenant's quota is used up."""
+"""A quota is used up: the tenant's, or what pins may keep on the node."""
 STATUS_TOO_LARGE: Status.ValueType  # 6
 """Larger than any slot of this node."""
 STATUS_NO_ROOM: Status.ValueType  # 7
@@ -98,7 +98,7 @@ STATUS_UNAVAILABLE: Status.ValueType  # 12
 STATUS_GRANTED: Status.ValueType  # 13
 """Get: leased to the caller."""
 STATUS_DONE: Status.ValueType  # 14
-"""Get inline: the bytes were sent. Delete: the page was removed."""
+"""Get inline: the bytes were sent. Delete: the page was removed. Retain: done."""
 Global___Status: _TypeAlias = Status  # noqa: Y015
 
 class _Tier:
@@ -155,6 +155,33 @@ KV_KIND_MLA: KvKind.ValueType  # 2
 KV_KIND_FOREIGN: KvKind.ValueType  # 3
 """Bytes of another system under keys of its own; sizes vary."""
 Global___KvKind: _TypeAlias = KvKind  # noqa: Y015
+
+class _HintKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HintKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HINT_KIND_UNSPECIFIED: _HintKind.ValueType  # 0
+    """The conversation goes on: what the hint comes with belongs to it."""
+    HINT_KIND_ENDED: _HintKind.ValueType  # 1
+    """It has ended: nothing more will come."""
+    HINT_KIND_PAUSE: _HintKind.ValueType  # 2
+    """It pauses for about `pause_ms`."""
+    HINT_KIND_TOOL_CALL: _HintKind.ValueType  # 3
+    """It waits for a tool, and goes on when that has answered."""
+
+class HintKind(_HintKind, metaclass=_HintKindEnumTypeWrapper): ...
+
+HINT_KIND_UNSPECIFIED: HintKind.ValueType  # 0
+"""The conversation goes on: what the hint comes with belongs to it."""
+HINT_KIND_ENDED: HintKind.ValueType  # 1
+"""It has ended: nothing more will come."""
+HINT_KIND_PAUSE: HintKind.ValueType  # 2
+"""It pauses for about `pause_ms`."""
+HINT_KIND_TOOL_CALL: HintKind.ValueType  # 3
+"""It waits for a tool, and goes on when that has answered."""
+Global___HintKind: _TypeAlias = HintKind  # noqa: Y015
 
 class _Delivery:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -585,6 +612,71 @@ class Chain(_message.Message):
 Global___Chain: _TypeAlias = Chain  # noqa: Y015
 
 @_typing.final
+class Retention(_message.Message):
+    """How long pages should stay. Durations count from the call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    PIN_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """The pages are gone after this: no longer found, and dropped from every tier,
+    also after a restart. At most 366 days. 0 is no limit. Of several wishes for one
+    page the longest holds.
+    """
+    pin_ms: _builtins.int
+    """The pages are not evicted for this long, from no tier. At most one day. 0 is no
+    pin. Of several pins the longest holds; a restart forgets them.
+    """
+    def __init__(
+        self,
+        *,
+        ttl_ms: _builtins.int = ...,
+        pin_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin_ms", b"pin_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
+
+@_typing.final
+class SessionHint(_message.Message):
+    """What an application or an engine knows about a conversation, which is many
+    requests long. The node counts hints and remembers the last one of each
+    conversation; it does not evict or load by them yet.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAUSE_MS_FIELD_NUMBER: _builtins.int
+    conversation: _builtins.str
+    """The application's name for the conversation, within the namespace: 1 to 256
+    bytes of UTF-8. Not the session of this protocol.
+    """
+    kind: Global___HintKind.ValueType
+    pause_ms: _builtins.int
+    """PAUSE: for about how long, at most 30 days. 0 otherwise."""
+    def __init__(
+        self,
+        *,
+        conversation: _builtins.str = ...,
+        kind: Global___HintKind.ValueType = ...,
+        pause_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "kind", b"kind", "pause_ms", b"pause_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionHint: _TypeAlias = SessionHint  # noqa: Y015
+
+@_typing.final
 class MatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -592,6 +684,7 @@ class MatchRequest(_message.Message):
     CHAIN_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     hold: _builtins.bool
     """Pin what matches, load what lies on NVMe, and answer with a hold."""
@@ -599,6 +692,10 @@ class MatchRequest(_message.Message):
     """How long the hold may last; 0 and anything above the limit mean the limit."""
     @_builtins.property
     def chain(self) -> Global___Chain: ...
+    @_builtins.property
+    def hint(self) -> Global___SessionHint:
+        """Feature `hints`."""
+
     def __init__(
         self,
         *,
@@ -606,10 +703,11 @@ class MatchRequest(_message.Message):
         chain: Global___Chain | None = ...,
         hold: _builtins.bool = ...,
         hold_ms: _builtins.int = ...,
+        hint: Global___SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hold", b"hold", "hold_ms", b"hold_ms", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint", "hold", b"hold", "hold_ms", b"hold_ms", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,6 +798,7 @@ class GetRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     WAIT_PENDING_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     hold_id: _builtins.int
     first_position: _builtins.int
@@ -717,6 +816,10 @@ class GetRequest(_message.Message):
     def chain(self) -> Global___Chain:
         """What to get. With hold_id set, the chain of the hold, and `chain` is ignored."""
 
+    @_builtins.property
+    def hint(self) -> Global___SessionHint:
+        """Feature `hints`."""
+
     def __init__(
         self,
         *,
@@ -729,10 +832,11 @@ class GetRequest(_message.Message):
         lease_ms: _builtins.int = ...,
         wait_pending: _builtins.bool = ...,
         wait_ms: _builtins.int = ...,
+        hint: Global___SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "delivery", b"delivery", "first_position", b"first_position", "hold_id", b"hold_id", "lease_ms", b"lease_ms", "session_id", b"session_id", "unit_mask", b"unit_mask", "wait_ms", b"wait_ms", "wait_pending", b"wait_pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "delivery", b"delivery", "first_position", b"first_position", "hint", b"hint", "hold_id", b"hold_id", "lease_ms", b"lease_ms", "session_id", b"session_id", "unit_mask", b"unit_mask", "wait_ms", b"wait_ms", "wait_pending", b"wait_pending"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,6 +1105,8 @@ class ReserveRequest(_message.Message):
     VARIANTS_FIELD_NUMBER: _builtins.int
     RESERVATION_MS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     unit_mask: _builtins.int
     """Bit u: unit u will be put by this session. 0 means all."""
@@ -1022,6 +1128,16 @@ class ReserveRequest(_message.Message):
         is answered RESERVED.
         """
 
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """Of the pages that the call puts, those included that are present. Feature
+        `retention`.
+        """
+
+    @_builtins.property
+    def hint(self) -> Global___SessionHint:
+        """Feature `hints`."""
+
     def __init__(
         self,
         *,
@@ -1032,10 +1148,12 @@ class ReserveRequest(_message.Message):
         variants: _builtins.bytes = ...,
         reservation_ms: _builtins.int = ...,
         positions: _builtins.bytes = ...,
+        retention: Global___Retention | None = ...,
+        hint: Global___SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "positions", b"positions", "reservation_ms", b"reservation_ms", "session_id", b"session_id", "unit_lengths", b"unit_lengths", "unit_mask", b"unit_mask", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint", "positions", b"positions", "reservation_ms", b"reservation_ms", "retention", b"retention", "session_id", b"session_id", "unit_lengths", b"unit_lengths", "unit_mask", b"unit_mask", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1048,6 +1166,7 @@ class ReserveResponse(_message.Message):
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     RESERVATION_MS_FIELD_NUMBER: _builtins.int
     STATUSES_FIELD_NUMBER: _builtins.int
+    UNPINNED_COUNT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.int
     """0 when nothing was reserved."""
     reservation_ms: _builtins.int
@@ -1055,16 +1174,21 @@ class ReserveResponse(_message.Message):
     """u8: Status, one for each wanted unit of each page, page by page; only of the
     pages at `positions`, if there were any.
     """
+    unpinned_count: _builtins.int
+    """Pages for which a pin was asked that had no room in what pins may keep. They are
+    put all the same.
+    """
     def __init__(
         self,
         *,
         reservation_id: _builtins.int = ...,
         reservation_ms: _builtins.int = ...,
         statuses: _builtins.bytes = ...,
+        unpinned_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "reservation_ms", b"reservation_ms", "statuses", b"statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id", "reservation_ms", b"reservation_ms", "statuses", b"statuses", "unpinned_count", b"unpinned_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1287,6 +1411,107 @@ class AbortResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
+
+@_typing.final
+class RetainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    UNPIN_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    unpin: _builtins.bool
+    """Ends the pages' pins, whoever asked for them, before `retention` is looked at."""
+    @_builtins.property
+    def chain(self) -> Global___Chain:
+        """Of an unlinked chain the present pages count, of others the longest present prefix."""
+
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """A `ttl_ms` of 0 leaves alone when pages expire."""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        chain: Global___Chain | None = ...,
+        retention: Global___Retention | None = ...,
+        unpin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "retention", b"retention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "retention", b"retention", "session_id", b"session_id", "unpin", b"unpin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainRequest: _TypeAlias = RetainRequest  # noqa: Y015
+
+@_typing.final
+class RetainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUSES_FIELD_NUMBER: _builtins.int
+    statuses: _builtins.bytes
+    """u8: Status, one a page: DONE, MISSING, or QUOTA_EXCEEDED if it was not pinned."""
+    def __init__(
+        self,
+        *,
+        statuses: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
+
+@_typing.final
+class HintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    @_builtins.property
+    def chain(self) -> Global___Chain:
+        """The conversation's pages as far as they are known; without keys it only names the
+        namespace.
+        """
+
+    @_builtins.property
+    def hint(self) -> Global___SessionHint: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+        chain: Global___Chain | None = ...,
+        hint: Global___SessionHint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "hint", b"hint", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintRequest: _TypeAlias = HintRequest  # noqa: Y015
+
+@_typing.final
+class HintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintResponse: _TypeAlias = HintResponse  # noqa: Y015
 
 @_typing.final
 class DeleteRequest(_message.Message):

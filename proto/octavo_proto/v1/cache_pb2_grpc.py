@@ -85,6 +85,16 @@ class CacheStub(object):
                 request_serializer=octavo__proto_dot_v1_dot_cache__pb2.AbortRequest.SerializeToString,
                 response_deserializer=octavo__proto_dot_v1_dot_cache__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/octavo.v1.Cache/Retain',
+                request_serializer=octavo__proto_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
+                response_deserializer=octavo__proto_dot_v1_dot_cache__pb2.RetainResponse.FromString,
+                _registered_method=True)
+        self.Hint = channel.unary_unary(
+                '/octavo.v1.Cache/Hint',
+                request_serializer=octavo__proto_dot_v1_dot_cache__pb2.HintRequest.SerializeToString,
+                response_deserializer=octavo__proto_dot_v1_dot_cache__pb2.HintResponse.FromString,
+                _registered_method=True)
         self.Delete = channel.unary_unary(
                 '/octavo.v1.Cache/Delete',
                 request_serializer=octavo__proto_dot_v1_dot_cache__pb2.DeleteRequest.SerializeToString,
@@ -183,6 +193,21 @@ class CacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Changes how long present pages of a chain stay: pins them, ends pins, lets
+        them expire later. Feature `retention`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hint(self, request, context):
+        """Tells what is known of a conversation. Feature `hints`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Delete(self, request, context):
         """Removes pages of the session's namespaces from every tier.
         """
@@ -256,6 +281,16 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.AbortRequest.FromString,
                     response_serializer=octavo__proto_dot_v1_dot_cache__pb2.AbortResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.RetainRequest.FromString,
+                    response_serializer=octavo__proto_dot_v1_dot_cache__pb2.RetainResponse.SerializeToString,
+            ),
+            'Hint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hint,
+                    request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.HintRequest.FromString,
+                    response_serializer=octavo__proto_dot_v1_dot_cache__pb2.HintResponse.SerializeToString,
             ),
             'Delete': grpc.unary_unary_rpc_method_handler(
                     servicer.Delete,
@@ -544,6 +579,60 @@ class Cache(object):
             '/octavo.v1.Cache/Abort',
             octavo__proto_dot_v1_dot_cache__pb2.AbortRequest.SerializeToString,
             octavo__proto_dot_v1_dot_cache__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Cache/Retain',
+            octavo__proto_dot_v1_dot_cache__pb2.RetainRequest.SerializeToString,
+            octavo__proto_dot_v1_dot_cache__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Cache/Hint',
+            octavo__proto_dot_v1_dot_cache__pb2.HintRequest.SerializeToString,
+            octavo__proto_dot_v1_dot_cache__pb2.HintResponse.FromString,
             options,
             channel_credentials,
             insecure,

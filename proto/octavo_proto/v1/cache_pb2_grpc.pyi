@@ -78,6 +78,12 @@ class CacheStub:
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_cache_pb2.AbortRequest, _cache_pb2.AbortResponse]
     """Gives up a reservation."""
+    Retain: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RetainRequest, _cache_pb2.RetainResponse]
+    """Changes how long present pages of a chain stay: pins them, ends pins, lets
+    them expire later. Feature `retention`.
+    """
+    Hint: _grpc.UnaryUnaryMultiCallable[_cache_pb2.HintRequest, _cache_pb2.HintResponse]
+    """Tells what is known of a conversation. Feature `hints`."""
     Delete: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DeleteRequest, _cache_pb2.DeleteResponse]
     """Removes pages of the session's namespaces from every tier."""
     Clear: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ClearRequest, _cache_pb2.ClearResponse]
@@ -123,6 +129,12 @@ class CacheAsyncStub(CacheStub):
     """
     Abort: _aio.UnaryUnaryMultiCallable[_cache_pb2.AbortRequest, _cache_pb2.AbortResponse]  # type: ignore[assignment]
     """Gives up a reservation."""
+    Retain: _aio.UnaryUnaryMultiCallable[_cache_pb2.RetainRequest, _cache_pb2.RetainResponse]  # type: ignore[assignment]
+    """Changes how long present pages of a chain stay: pins them, ends pins, lets
+    them expire later. Feature `retention`.
+    """
+    Hint: _aio.UnaryUnaryMultiCallable[_cache_pb2.HintRequest, _cache_pb2.HintResponse]  # type: ignore[assignment]
+    """Tells what is known of a conversation. Feature `hints`."""
     Delete: _aio.UnaryUnaryMultiCallable[_cache_pb2.DeleteRequest, _cache_pb2.DeleteResponse]  # type: ignore[assignment]
     """Removes pages of the session's namespaces from every tier."""
     Clear: _aio.UnaryUnaryMultiCallable[_cache_pb2.ClearRequest, _cache_pb2.ClearResponse]  # type: ignore[assignment]
@@ -225,6 +237,24 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.AbortResponse, _abc.Awaitable[_cache_pb2.AbortResponse]]:
         """Gives up a reservation."""
+
+    @_abc_1.abstractmethod
+    def Retain(
+        self,
+        request: _cache_pb2.RetainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.RetainResponse, _abc.Awaitable[_cache_pb2.RetainResponse]]:
+        """Changes how long present pages of a chain stay: pins them, ends pins, lets
+        them expire later. Feature `retention`.
+        """
+
+    @_abc_1.abstractmethod
+    def Hint(
+        self,
+        request: _cache_pb2.HintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.HintResponse, _abc.Awaitable[_cache_pb2.HintResponse]]:
+        """Tells what is known of a conversation. Feature `hints`."""
 
     @_abc_1.abstractmethod
     def Delete(

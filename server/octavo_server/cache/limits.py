@@ -22,3 +22,5 @@ class CacheLimits:
     """Part of the arena that one session's holds may keep from being evicted."""
     reserved_share_max: float = 0.5
     """Part of the arena that all reservations together may take before they are filled."""
+    pin_share_max: float = 0.125
+    """Part of the smaller tier that pages pinned by requests may take."""

@@ -83,13 +83,16 @@ def hold(
 def is_present(
     cache: PageCache, session: Session, chain: ChainView, rows: Rows
 ) -> NDArray[np.bool_]:
-    """Whether each page is complete, of the chain's layout, and readable by the session."""
+    """Whether each page is complete, of the chain's layout, and readable by the session, and not
+    expired."""
     table = cache.table
     here = table.memory_mask[rows] | table.nvme_mask[rows]
     present: NDArray[np.bool_] = (
         (rows >= 0) & (here == table.full_mask[rows]) & (table.layout[rows] == chain.layout_number)
     )
     present &= ~table.withdrawn[rows]  # a hold may know a page that was deleted since
+    if cache.lifetimes.in_use:
+        present &= ~cache.lifetimes.expired(rows)
     if session.variants is not None:
         present &= session.can_read(table.variant[rows])
     return present

@@ -58,6 +58,7 @@ class MemoryTier:
     def evict(self, rows: Rows) -> None:
         """Drops pages from memory; those that are nowhere else leave the node."""
         table = self._table
+        assert not table.kept[rows].any(), "a pinned page was about to be evicted"
         lost = table.nvme_mask[rows] != table.full_mask[rows]
         self._counters.add("memory_evicted_pages", len(rows))
         self._counters.add(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_server.cache.counters import Counters
+from octavo_server.cache.lifetimes import moments_to_store, stored_moments
 from octavo_server.cache.memory_tier import MemoryTier
 from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
 from octavo_server.cache.pins import Pins
@@ -149,6 +150,14 @@ class NvmeTier:
         table.units.nvme_offset[units] = NOWHERE
         return self._start(self._forget(records, deleted=deleted))
 
+    def log_again(self, rows: Rows) -> None:
+        """Writes down what changed about pages on NVMe; their bodies stay where they are.
+
+        If the device does not take it, what it knew before holds after a restart.
+        """
+        if len(rows):
+            self._start(self.store.log_units(self._records(rows)))
+
     def writes_of(self, rows: Rows) -> tuple[asyncio.Task[None], ...]:
         """Writes under way that any of these pages are part of."""
         return tuple(task for task, batch in self._writes.items() if np.isin(batch, rows).any())
@@ -204,7 +213,10 @@ class NvmeTier:
                 & (table.memory_mask[rows] == table.full_mask[rows])
                 & (table.nvme_mask[rows] == 0)
             ]
-            rows = np.unique(rows)
+            # Each once and in the order of the chain: it lies so on the device, and is read with
+            # few calls.
+            _, first = np.unique(rows, return_index=True)
+            rows = rows[np.sort(first)]
             table.queued[rows] = False
             unit_count += int(table.unit_count[rows].sum())
             chosen.append(rows)
@@ -251,6 +263,9 @@ class NvmeTier:
             table.units.nvme_offset[units] = np.where(gone[owners], NOWHERE, offsets)
             kept = rows[~gone]
             table.set_nvme_mask(kept, table.full_mask[kept])
+            told = stored_moments(records["expires_ms"])
+            late = told != table.expires_ms[rows[owners]]  # wished otherwise while it was written
+            self.log_again(np.unique(rows[owners[late & ~gone[owners]]]))
             spoiled = gone[owners]
             if spoiled.any():
                 logged = records[spoiled & written]
@@ -268,6 +283,7 @@ class NvmeTier:
             victims = self._reclaimer.victims(int(lengths[missing[0]]), len(missing))
             if not len(victims):
                 break
+            assert not self._table.kept[victims].any(), "a pinned page was about to be evicted"
             self._counters.add("nvme_evicted_pages", len(victims))
             forgotten = self.withdraw(victims)
             self._table.drop_unused(victims)
@@ -312,6 +328,7 @@ class NvmeTier:
         linked = parents >= 0
         records["parent"][linked, 0] = table.key_low[parents[linked]]
         records["parent"][linked, 1] = table.key_high[parents[linked]]
+        records["expires_ms"] = moments_to_store(table.expires_ms[pages])
         records["offset"] = offsets
         records["length"] = table.units.length[units]
         records["digest"] = table.units.digest[units]

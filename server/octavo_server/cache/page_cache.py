@@ -22,12 +22,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_server.cache import filling, getting, matching, removing, reserving
+from octavo_server.cache import filling, getting, matching, removing, reserving, retaining
 from octavo_server.cache.arrivals import Arrivals
 from octavo_server.cache.chains import ChainView
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.deadlines import Deadlines
+from octavo_server.cache.hints import Conversations
+from octavo_server.cache.keeping import Keeping
 from octavo_server.cache.leases import Hold, Leases
+from octavo_server.cache.lifetimes import Lifetimes
 from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.loader import Loader
 from octavo_server.cache.memory_tier import MemoryTier
@@ -64,6 +67,7 @@ class PageCache:
         io: IoPool,
         limits: CacheLimits,
         now: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.limits: Final = limits
         self.registry: Final = registry
@@ -74,6 +78,11 @@ class PageCache:
         self.io: Final = io
         self.policy: Final = policy_of(self.table)
         self.pins: Final = Pins(self.table)
+        self.lifetimes: Final = Lifetimes(self.table, wall_s)
+        tiers = [arena.capacity_bytes, *([store.capacity_bytes] if store is not None else [])]
+        pin_bytes_max = int(limits.pin_share_max * min(tiers))
+        self.keeping: Final = Keeping(self.table, now, pin_bytes_max)
+        self.conversations: Final = Conversations(now, self.counters)
         self.memory: Final = MemoryTier(self.table, arena, self.policy, self.counters)
         self.leases: Final = Leases(self.pins, self.deadlines, limits, self.counters)
         self.reservations: Final = Reservations(
@@ -149,6 +158,19 @@ class PageCache:
         """A reserved unit to be filled piece by piece; None if it is not to be had."""
         return filling.begin(self, reservation, position, unit)
 
+    # Staying
+
+    def pin_offered(self, request: reserving.ReservePages) -> int:
+        """Pins what was just reserved, or was there, if that is wished; how many pages had no room
+        in what pins may keep."""
+        return retaining.pin_offered(self, request.chain, request.positions, request.wish)
+
+    def retain(
+        self, session: Session, chain: ChainView, wish: retaining.Retention, *, unpin: bool = False
+    ) -> NDArray[np.uint8]:
+        """Pins present pages, ends their pins, lets them expire later; a status for each."""
+        return retaining.retain(self, session, chain, wish, unpin=unpin)
+
     # Forgetting
 
     async def delete(self, session: Session, chain: ChainView) -> NDArray[np.uint8]:
@@ -188,8 +210,14 @@ class PageCache:
         if self.nvme is not None:
             await self.nvme.close()
 
+    def run_due(self) -> None:
+        """Ends what has run out by now. To be called a few times a second."""
+        self.deadlines.run_due()
+        self.keeping.run_due()
+        removing.expire(self, self.lifetimes.take_due())
+
     async def run_deadlines(self) -> None:
-        """Expires leases, holds, reservations and sessions until cancelled."""
+        """Expires leases, holds, reservations, sessions, pins and pages until cancelled."""
         while True:
-            self.deadlines.run_due()
+            self.run_due()
             await asyncio.sleep(0.05)

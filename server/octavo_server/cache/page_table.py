@@ -21,6 +21,9 @@ Rows = NDArray[np.int32]
 
 NO_ROW: Final = -1
 NOWHERE: Final = -1
+NEVER: Final = 2**63 - 1
+"""In ``expires_ms``."""
+
 _GROWTH: Final = 1.2
 """Columns grow by this factor: memory over-committed by at most a fifth, copies amortised."""
 _CAPACITY_MIN: Final = 4096
@@ -106,6 +109,8 @@ class PageTable(_Columns):
     pins                    leases, holds and transfers that need the row's places to stay
     generation              counts how often its memory was given away
     touched                 when it was last used, in ticks of the eviction policy's clock
+    expires_ms              when it expires, in milliseconds since 1970, or NEVER
+    kept                    a request has pinned it: it is not evicted
     withdrawn               no longer found by key; waits for its last pin
     queued                  waits in the write-behind queue
     ======================  =====================================================================
@@ -130,6 +135,8 @@ class PageTable(_Columns):
     pins: NDArray[np.int32]
     generation: NDArray[np.uint32]
     touched: NDArray[np.int64]
+    expires_ms: NDArray[np.int64]
+    kept: NDArray[np.bool_]
     withdrawn: NDArray[np.bool_]
     queued: NDArray[np.bool_]
 
@@ -155,12 +162,15 @@ class PageTable(_Columns):
                 "pins": "i4",
                 "generation": "u4",
                 "touched": "i8",
+                "expires_ms": "i8",
+                "kept": "?",
                 "withdrawn": "?",
                 "queued": "?",
             }
         )
         self.units = UnitColumns()
         self.index = KeyIndex(self)
+        self.any_kept = False  # whether any row may be kept
         self.row_count = 0  # rows that are in use
         self.high_water = 0  # rows ever used: a scan of columns[:high_water] sees every row
         self._free = np.empty(0, dtype=np.int32)
@@ -196,6 +206,8 @@ class PageTable(_Columns):
             mask[rows] = 0
         self.variant[rows] = 0
         self.touched[rows] = 0
+        self.expires_ms[rows] = NEVER
+        self.kept[rows] = False
         self.withdrawn[rows] = False
         self.queued[rows] = False
         self.index.insert(rows)

@@ -1,10 +1,10 @@
 """Choosing pages to leave a tier. The same rules hold in memory and on NVMe.
 
-Victims are pages that nobody holds, in the policy's order: those whose children in the tier
-go with them first, so that chains lose their tail before their head. Where units differ in
-size, the heads may be all that have the size wanted; then they go, too. A page that leaves the
-node takes the pages below it along: chains stay closed. Pages that still wait to be written to
-NVMe go after all others.
+Victims are pages that nobody holds and no request has pinned, in the policy's order: those whose
+children in the tier go with them first, so that chains lose their tail before their head. Where
+units differ in size, the heads may be all that have the size wanted; then they go, too. A page
+that leaves the node takes the pages below it along: chains stay closed. Pages that still wait to
+be written to NVMe go after all others.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ class Reclaimer:
             & (table.reserved_mask[rows] == 0)
             & ~table.withdrawn[rows]
         )
+        if table.any_kept:
+            evictable &= ~table.kept[rows]
         return evictable
 
     def _stays(self, rows: Rows) -> NDArray[np.bool_]:

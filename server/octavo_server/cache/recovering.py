@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_server.cache.page_table import NO_ROW, Rows
+from octavo_server.cache.lifetimes import stored_moments
+from octavo_server.cache.page_table import NEVER, NO_ROW, Rows
 from octavo_server.store.nvme.records import Records
 
 if TYPE_CHECKING:
@@ -17,21 +18,27 @@ if TYPE_CHECKING:
 def recover_pages(cache: PageCache, records: Records) -> None:
     """Makes rows for recovered units, oldest first, without reading a body.
 
-    Pages of which a unit is missing are dropped: a page is written whole or not at all.
+    Pages of which a unit is missing are dropped: a page is written whole or not at all. So are
+    those that have expired meanwhile.
     """
     if not len(records):
         return
     page_of, first = _group_by_page(records)
     heads = records[first]
     whole = _whole_pages(records, page_of, heads)
+    cache.counters.add("recovered_dropped_pages", int((~whole).sum()))
+    expires_ms = _moments(records, page_of, len(heads))
+    expired = whole & (expires_ms <= cache.lifetimes.now_ms())
+    cache.counters.add("expired_pages", int(expired.sum()))
+    whole &= ~expired
     row_of_page = np.full(len(first), NO_ROW, dtype=np.int32)
     for unit_count in np.unique(heads["unit_count"][whole]).tolist():
         chosen = np.flatnonzero(whole & (heads["unit_count"] == unit_count))
         row_of_page[chosen] = _add_pages(cache, heads[chosen], unit_count)
     _add_units(cache, records, row_of_page[page_of])
     cache.counters.add("recovered_pages", int(whole.sum()))
-    cache.counters.add("recovered_dropped_pages", int((~whole).sum()))
     rows = row_of_page[whole]
+    cache.lifetimes.recovered(rows, expires_ms[whole])
     _link_parents(cache, heads[whole], rows)
     newest = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(newest, page_of, records["sequence"].astype(np.int64))
@@ -49,6 +56,15 @@ def _whole_pages(records: Records, page_of: NDArray[np.int64], heads: Records) -
     for name in ("variant", "layout", "unit_count"):
         whole[page_of[records[name] != heads[name][page_of]]] = False
     return whole
+
+
+def _moments(records: Records, page_of: NDArray[np.int64], page_count: int) -> NDArray[np.int64]:
+    """When each page expires. Should its units disagree, the longest wish holds."""
+    if not records["expires_ms"].any():
+        return np.full(page_count, NEVER)
+    latest = np.zeros(page_count, dtype=np.int64)
+    np.maximum.at(latest, page_of, stored_moments(records["expires_ms"]))
+    return latest
 
 
 def _full_masks(unit_counts: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_server.cache.chains import ChainView, check_distinct
 from octavo_server.cache.matching import is_pending
-from octavo_server.cache.page_table import Rows
+from octavo_server.cache.page_table import NEVER, Rows
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import DONE, MISSING, PENDING
 from octavo_server.errors import Unavailable
@@ -44,6 +44,18 @@ async def clear(cache: PageCache, namespace: int, layout: int | None) -> int:
     return int(counted.sum())
 
 
+def expire(cache: PageCache, rows: Rows) -> None:
+    """Drops pages whose time has passed. Nobody waits for the log to say so: their records there
+    tell when they expired."""
+    if not len(rows):
+        return
+    table = cache.table
+    began = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
+    cache.counters.add("expired_pages", int(began.sum()))
+    table.expires_ms[rows] = NEVER  # the next put of the same page says anew
+    _take_away(cache, rows, deleted=False)
+
+
 def quarantine(cache: PageCache, rows: Rows) -> None:
     """Pages whose bytes failed their check on NVMe are never read from there again.
 
@@ -59,6 +71,7 @@ def quarantine(cache: PageCache, rows: Rows) -> None:
 def drop_content(cache: PageCache, rows: Rows) -> None:
     """Takes pages out of all tiers; their rows stay. Nobody may hold or write them."""
     cache.memory.drop(rows)
+    cache.keeping.let_go(rows)
     if cache.nvme is not None:
         cache.nvme.withdraw(rows)
 
@@ -76,14 +89,7 @@ async def _remove(cache: PageCache, rows: Rows) -> None:
     cache.counters.add("deleted_pages", int(has_content.sum()))
     # A page that is being written to NVMe gets there, and is forgotten right after.
     writes = cache.nvme.writes_of(rows) if cache.nvme is not None else ()
-    forgotten = cache.nvme.withdraw(rows, deleted=True) if cache.nvme is not None else None
-    busy = (table.pins[rows] != 0) | (table.reserved_mask[rows] != 0)
-    # What is leased or being filled keeps its memory until that ends, but nobody finds it.
-    table.withdraw(rows[busy])
-    idle = rows[~busy]
-    cache.memory.drop(idle)
-    table.drop_unused(idle)
-    cache.pins.on_room()
+    forgotten = _take_away(cache, rows, deleted=True)
     if writes:
         await asyncio.wait(writes)
     if forgotten is not None and not await asyncio.shield(forgotten):
@@ -91,3 +97,18 @@ async def _remove(cache: PageCache, rows: Rows) -> None:
             f"{len(rows)} pages are removed, but the NVMe device did not take that: until it takes "
             "the next write, a restart may bring them back"
         )
+
+
+def _take_away(cache: PageCache, rows: Rows, *, deleted: bool) -> asyncio.Task[bool] | None:
+    """Makes pages unfindable now. The task, if any of them lay on NVMe, ends when the log knows."""
+    table = cache.table
+    forgotten = cache.nvme.withdraw(rows, deleted=deleted) if cache.nvme is not None else None
+    busy = (table.pins[rows] != 0) | (table.reserved_mask[rows] != 0)
+    # What is leased or being filled keeps its memory until that ends, but nobody finds it.
+    table.withdraw(rows[busy])
+    idle = rows[~busy]
+    cache.memory.drop(idle)
+    cache.keeping.let_go(idle)
+    table.drop_unused(idle)
+    cache.pins.on_room()
+    return forgotten

@@ -13,6 +13,7 @@ from octavo_server.cache.chains import ChainView, check_distinct
 from octavo_server.cache.matching import is_present
 from octavo_server.cache.page_table import NO_ROW, NOWHERE, Rows
 from octavo_server.cache.reservations import Reservation
+from octavo_server.cache.retaining import NO_WISH, Retention, drop_expired, limit_offered
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import (
     ALREADY_PRESENT,
@@ -34,7 +35,8 @@ class ReservePages:
 
     ``positions``: the pages that it puts, ascending; the others of the chain are offered by
     somebody else and only keep it together. ``units``: unit indices, the same for each page.
-    ``lengths``: bytes, shape [positions, units]. ``variants``: one a position.
+    ``lengths``: bytes, shape [positions, units]. ``variants``: one a position. ``wish``: how long
+    the pages at ``positions`` should stay.
     """
 
     chain: ChainView
@@ -43,6 +45,7 @@ class ReservePages:
     lengths: NDArray[np.uint32]
     variants: NDArray[np.uint16]
     duration_s: float
+    wish: Retention = NO_WISH
 
 
 def reserve(
@@ -52,10 +55,12 @@ def reserve(
     chain, table = request.chain, cache.table
     check_distinct(chain)
     cache.reservations.check_room(session)
+    drop_expired(cache, chain)
     _drop_empty_rows_of_other_layouts(cache, chain)
     rows, parent_row, left = _complete_rows(cache, chain, table.find(chain.keys, chain.namespace))
     offered = rows[request.positions]
     _clear_unreadable(cache, session, request, offered)
+    limit_offered(cache, chain, offered, request.wish)
     # Used before room is made for the new units, so that others go first.
     cache.policy.touch(rows)
     # Pinned, so that making room can't cut the chain. New rows included: without anything in

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from octavo_proto import columns, limits
+from octavo_proto import columns
 from octavo_proto.v1 import cache_pb2, cache_pb2_grpc
-from octavo_server.cache import matching
 from octavo_server.cache.chains import ChainView, read_chain, unit_indices
 from octavo_server.cache.getting import GetPages
 from octavo_server.cache.page_cache import PageCache
@@ -19,10 +17,12 @@ from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import EXPIRED
 from octavo_server.errors import RequestError, Unavailable
 from octavo_server.rpc import requests
+from octavo_server.rpc.answers import limits_of, runs_of
 from octavo_server.rpc.delivery import Delivery, GrantDelivery, InlineDelivery
 from octavo_server.rpc.put import receive_units
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.rpc.status import Context, answered, streamed
+from octavo_server.rpc.wishes import hear, hint_of, retention_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             server=f"octavo/{facts.version}",
             namespaces=namespaces,
             layout_fingerprints=b"".join(entry.fingerprint for entry in session.layouts),
-            limits=self._limits(),
+            limits=limits_of(self._cache, self._sessions),
             features=facts.features,
         )
         if request.want_shared_memory and facts.broker_path:
@@ -95,6 +95,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
         async def work() -> cache_pb2.MatchResponse:
             session = self._sessions.find(request.session_id)
             chain = self._chain(session, request.chain)
+            hear(self._cache.conversations, chain.namespace, request)
             found = self._cache.match(session, chain)
             response = cache_pb2.MatchResponse(
                 page_count=found.page_count, pending_count=found.pending_count
@@ -102,7 +103,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             if chain.unlinked:
                 response.present = columns.write(found.present, columns.U8)
             else:
-                response.runs.extend(self._runs(found))
+                response.runs.extend(runs_of(self._cache, found))
             if request.hold:
                 duration_s = requests.duration(request.hold_ms, self._cache.limits.hold_s)
                 hold = self._cache.hold(session, chain, found, duration_s)
@@ -138,6 +139,7 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             raise RequestError(
                 f"first_position is {request.first_position}; the chain has {len(chain)} pages"
             )
+        hear(cache.conversations, chain.namespace, request)
         delivery = self._delivery(session, request)
         asked = GetPages(
             chain=chain,
@@ -219,8 +221,12 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             asked = requests.reserve_pages(
                 request, session, chain, self._cache.limits.reservation_s
             )
+            hear(self._cache.conversations, chain.namespace, request)
             reservation, statuses = self._cache.reserve(session, asked)
-            response = cache_pb2.ReserveResponse(statuses=columns.write(statuses, columns.U8))
+            response = cache_pb2.ReserveResponse(
+                statuses=columns.write(statuses, columns.U8),
+                unpinned_count=self._cache.pin_offered(asked),
+            )
             if reservation is not None:
                 response.reservation_id = reservation.reservation_id
                 response.reservation_ms = int(asked.duration_s * 1000)
@@ -262,6 +268,28 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             if reservation is not None:
                 self._cache.reservations.end(reservation)
             return cache_pb2.AbortResponse(held=reservation is not None)
+
+        return await answered(context, self._refused, work())
+
+    async def Retain(  # noqa: N802
+        self, request: cache_pb2.RetainRequest, context: Context
+    ) -> cache_pb2.RetainResponse:
+        async def work() -> cache_pb2.RetainResponse:
+            session = self._sessions.find(request.session_id)
+            chain, wish = self._chain(session, request.chain), retention_of(request)
+            statuses = self._cache.retain(session, chain, wish, unpin=request.unpin)
+            return cache_pb2.RetainResponse(statuses=columns.write(statuses, columns.U8))
+
+        return await answered(context, self._refused, work())
+
+    async def Hint(  # noqa: N802
+        self, request: cache_pb2.HintRequest, context: Context
+    ) -> cache_pb2.HintResponse:
+        async def work() -> cache_pb2.HintResponse:
+            session = self._sessions.find(request.session_id)
+            chain = self._chain(session, request.chain)
+            self._cache.conversations.tell(chain.namespace, hint_of(request.hint))
+            return cache_pb2.HintResponse()
 
         return await answered(context, self._refused, work())
 
@@ -315,32 +343,3 @@ class CacheService(cache_pb2_grpc.CacheServicer):
             )
 
         return await answered(context, self._refused, work())
-
-    def _limits(self) -> cache_pb2.Limits:
-        bounds = self._cache.limits
-        return cache_pb2.Limits(
-            chain_pages_max=bounds.chain_pages_max,
-            message_bytes_max=limits.MESSAGE_BYTES_MAX,
-            unit_bytes_max=self._cache.memory.unit_bytes_max,
-            staging_ring_bytes=self._sessions.ring_bytes,
-            lease_ms_max=int(bounds.lease_s * 1000),
-            hold_ms_max=int(bounds.hold_s * 1000),
-            reservation_ms_max=int(bounds.reservation_s * 1000),
-            leases_max=bounds.leases_max,
-            holds_max=bounds.holds_max,
-            reservations_max=bounds.reservations_max,
-            session_idle_ms=int(self._sessions.idle_s * 1000),
-        )
-
-    def _runs(self, found: matching.Match) -> list[cache_pb2.Run]:
-        """Stretches of the prefix that lie in the same tier."""
-        in_memory = found.in_memory
-        bounds = [*np.flatnonzero(np.diff(in_memory.astype(np.int8), prepend=-1)), len(in_memory)]
-        runs: list[cache_pb2.Run] = []
-        for begin, end in pairwise(map(int, bounds)):
-            run = cache_pb2.Run(page_count=end - begin, tier=cache_pb2.TIER_MEMORY)
-            if not in_memory[begin]:
-                run.tier = cache_pb2.TIER_NVME
-                run.load_us = int(matching.load_seconds(self._cache, found.rows[begin:end]) * 1e6)
-            runs.append(run)
-        return runs

@@ -16,6 +16,7 @@ from octavo_server.cache.reservations import Reservation
 from octavo_server.cache.reserving import ReservePages
 from octavo_server.cache.session import Session
 from octavo_server.errors import RequestError
+from octavo_server.rpc.wishes import retention_of
 
 GET_WAIT_S_MAX: Final = 600.0
 """A get that names no deadline of its own ends after this."""
@@ -64,6 +65,7 @@ def reserve_pages(
         lengths=lengths,
         variants=variants,
         duration_s=duration(request.reservation_ms, limit_s),
+        wish=retention_of(request),
     )
 
 

@@ -36,10 +36,12 @@ RECORD: Final = np.dtype(
         ("reserved_a", "<u4"),
         ("digest", "<u8"),  # XXH3-64 of the body under octavo_proto.keys.digest_seed
         ("sequence", "<u8"),  # given by the store
-        ("reserved_b", "<u8", (2,)),
+        ("expires_ms", "<u8"),  # when its page expires, in milliseconds since 1970; 0 is never
+        ("reserved_b", "<u8"),
     ]
 )
-"""What the log knows of one unit."""
+"""What the log knows of one unit. Reserved fields are 0; so is what came into use later in
+records of before, and means then what it meant before."""
 
 Records = NDArray[np.void]
 """A one-dimensional array of RECORD."""

@@ -1,0 +1,90 @@
+"""Which pages requests have pinned for a time: they are not evicted, from no tier.
+
+Not to be confused with ``pins.py``, which counts who needs a page's places at this moment. To
+keep a page is a wish; what all of them may keep is bounded, or nothing else found room any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_server.cache.page_table import PageTable, Rows
+from octavo_server.store.slabs import sizes_of_slots
+
+
+class Keeping:
+    """Keeps the page table's ``kept`` column, and until when each of its pages is kept."""
+
+    def __init__(self, table: PageTable, now: Callable[[], float], bytes_max: int) -> None:
+        self._table: Final = table
+        self._now = now
+        self.bytes_max: Final = bytes_max
+        self._rows: Rows = np.empty(0, dtype=np.int32)
+        self._until = np.empty(0, dtype=np.float64)
+        self._next_due = np.inf
+
+    @property
+    def page_count(self) -> int:
+        self._settle()
+        return len(self._rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the kept pages may take, in slots of one tier."""
+        self._settle()
+        return int(self._slot_bytes(self._rows).sum())
+
+    def keep(self, rows: Rows, duration_s: float) -> NDArray[np.bool_]:
+        """Keeps pages (which differ) for so long from now, heads first, as far as there is room:
+        which of them. What is kept already is kept for longer, if that is later."""
+        taken_bytes = self.size_bytes
+        table = self._table
+        sizes = np.where(table.kept[rows], 0, self._slot_bytes(rows))
+        granted: NDArray[np.bool_] = taken_bytes + np.cumsum(sizes) <= self.bytes_max
+        granted |= table.kept[rows]
+        kept = rows[granted]
+        table.kept[kept] = True
+        table.any_kept |= bool(len(kept))
+        until = np.full(len(kept), self._now() + duration_s)
+        everything = np.concatenate([self._rows, kept])
+        self._rows, place = np.unique(everything, return_inverse=True)
+        latest = np.zeros(len(self._rows))
+        np.maximum.at(latest, place, np.concatenate([self._until, until]))
+        self._until = latest
+        self._next_due = float(latest.min()) if len(latest) else np.inf
+        return granted
+
+    def let_go(self, rows: Rows) -> None:
+        """These are kept no longer, whoever asked for it."""
+        if self._table.any_kept:
+            self._table.kept[rows] = False
+            self._settle()
+
+    def run_due(self) -> None:
+        """Ends what has run out. To be called a few times a second."""
+        if self._next_due <= self._now():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Forgets pages whose time is over, and those that left: a row that was given to another
+        page since is not marked any more."""
+        table, rows = self._table, self._rows
+        here = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
+        stays = table.kept[rows] & here & ~table.withdrawn[rows] & (self._until > self._now())
+        table.kept[rows[~stays]] = False
+        self._rows, self._until = rows[stays], self._until[stays]
+        self._next_due = float(self._until.min()) if len(self._until) else np.inf
+        table.any_kept = bool(len(self._rows))
+
+    def _slot_bytes(self, rows: Rows) -> NDArray[np.int64]:
+        """Slots of each page. Of one that has not all of its units yet, the longest stands for
+        those that are to come."""
+        table = self._table
+        owners, units = table.expanded(rows)
+        longest = np.zeros(len(rows), dtype=np.uint32)
+        np.maximum.at(longest, owners, table.units.length[units])
+        return sizes_of_slots(longest).astype(np.int64) * table.unit_count[rows]
