@@ -46,6 +46,7 @@ from octavo.sinks import BufferSink, BufferSource, Sink, Source
 from octavo.status import Status, Tier
 from octavo.transfer import Rows, RowSink, RowSource, Transfer
 from octavo.version import __version__
+from octavo.wishes import SessionHint
 from octavo_proto.layout import KvKind, Layout, LayoutError, foreign_layout
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "RowSource",
     "Rows",
     "Run",
+    "SessionHint",
     "SessionLost",
     "SessionRefused",
     "Sink",

@@ -76,6 +76,8 @@ class AsyncClient:
     match = _coroutine(Client.match)
     get = _coroutine(Client.get)
     put = _coroutine(Client.put)
+    retain = _coroutine(Client.retain)
+    hint = _coroutine(Client.hint)
     delete = _coroutine(Client.delete)
     clear = _coroutine(Client.clear)
     flush = _coroutine(Client.flush)

@@ -13,9 +13,10 @@ from octavo.deadline import Deadline
 from octavo.errors import InvalidRequest
 from octavo.results import FlushResult, Hold, Match, Run, Statistics, TierStatistics
 from octavo.session import Session
-from octavo.status import Tier
+from octavo.status import Status, Tier, known_statuses
 from octavo.transfer import RowSource, Transfer
 from octavo.transport.base import GetOrder, PutOrder
+from octavo_proto import columns
 from octavo_proto.layout import Layout
 from octavo_proto.limits import KEY_BYTES, LAYOUTS_PER_SESSION_MAX
 from octavo_proto.v1 import admin_pb2, cache_pb2
@@ -67,8 +68,10 @@ def chain_part(message: cache_pb2.Chain, first_page: int) -> cache_pb2.Chain:
     )
 
 
-def ask_match(session: Session, chain: cache_pb2.Chain, *, hold: bool) -> cache_pb2.MatchRequest:
-    return cache_pb2.MatchRequest(session_id=session.session_id, chain=chain, hold=hold)
+def ask_match(
+    session: Session, chain: cache_pb2.Chain, *, hold: bool, hint: cache_pb2.SessionHint | None
+) -> cache_pb2.MatchRequest:
+    return cache_pb2.MatchRequest(session_id=session.session_id, chain=chain, hold=hold, hint=hint)
 
 
 def match_result(
@@ -104,6 +107,7 @@ def get_order(
     transfer: Transfer,
     wait_pending: bool,
     deadline: Deadline,
+    hint: cache_pb2.SessionHint | None = None,
 ) -> GetOrder:
     return GetOrder(
         session_id=session.session_id,
@@ -113,6 +117,7 @@ def get_order(
         fingerprint=fingerprint_of(transfer.layout),
         wait_pending=wait_pending,
         deadline=deadline,
+        hint=hint,
     )
 
 
@@ -123,6 +128,8 @@ def checked_puts(
     source: RowSource,
     variants: int | Sequence[int] | None,
     deadline: Deadline,
+    retention: cache_pb2.Retention | None = None,
+    hint: cache_pb2.SessionHint | None = None,
 ) -> PutOrder:
     """The order for a put whose source has begun.
 
@@ -148,7 +155,15 @@ def checked_puts(
         by_page = np.array(stated, dtype=np.uint16)
     if len(by_page) not in (1, page_count):
         raise InvalidRequest(f"{len(by_page)} variants for {page_count} pages")
-    return PutOrder(session.session_id, chain, transfer, lengths, by_page, deadline)
+    return PutOrder(
+        session.session_id, chain, transfer, lengths, by_page, deadline, retention, hint
+    )
+
+
+def statuses_of(column: bytes) -> list[Status]:
+    """A column of statuses, one a page."""
+    statuses = known_statuses(columns.read("statuses", column, columns.U8))
+    return [Status(number) for number in statuses.tolist()]
 
 
 def flush_result(response: cache_pb2.FlushResponse) -> FlushResult:

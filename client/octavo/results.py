@@ -128,6 +128,8 @@ class PutResult:
     total_s: float = 0.0
     """From the call until everything put was visible."""
     bytes_put: int = 0
+    unpinned_pages: int = 0
+    """Pages that were to be pinned, and for which pins left no room: they are put all the same."""
 
     @property
     def stored_pages(self) -> int:

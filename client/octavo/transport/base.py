@@ -39,6 +39,7 @@ class GetOrder:
     fingerprint: bytes
     wait_pending: bool
     deadline: Deadline
+    hint: cache_pb2.SessionHint | None = None
 
     def request(self, delivery: cache_pb2.Delivery.ValueType) -> cache_pb2.GetRequest:
         """The protocol's message for it."""
@@ -51,6 +52,7 @@ class GetOrder:
             delivery=delivery,
             wait_pending=self.wait_pending,
             wait_ms=max(1, int(self.deadline.require_s() * WAIT_SHARE * 1000)),
+            hint=self.hint,
         )
 
 
@@ -74,6 +76,8 @@ class PutOrder:
     variants: NDArray[np.uint16]
     """One for all, or one a page of the transfer."""
     deadline: Deadline
+    retention: cache_pb2.Retention | None = None
+    hint: cache_pb2.SessionHint | None = None
 
     def request(self) -> cache_pb2.ReserveRequest:
         """The reservation that comes first."""
@@ -86,6 +90,8 @@ class PutOrder:
             positions=columns.write(chosen, columns.U32),
             unit_lengths=columns.write(self.lengths, columns.U32),
             variants=columns.write(self.variants, columns.U16),
+            retention=self.retention,
+            hint=self.hint,
         )
 
     def statuses_of(self, response: cache_pb2.ReserveResponse) -> NDArray[np.uint8]:
@@ -127,6 +133,8 @@ class PutReport:
     worker_s: float
     """From the start until the source's buffers were free."""
     bytes_put: int
+    unpinned_pages: int = 0
+    """Those that were to be pinned and are not."""
 
 
 class Transport(ABC):
@@ -173,6 +181,7 @@ class Transport(ABC):
                 statuses,
                 report.worker_s + round_.worker_s,
                 report.bytes_put + round_.bytes_put,
+                round_.unpinned_pages,  # it offered all of them again
             )
         return report
 

@@ -98,7 +98,8 @@ class InlineTransport(Transport):
         rows = order.rows(np.flatnonzero(statuses == Status.RESERVED))
         if len(rows) == 0 or reserved.reservation_id == 0:
             statuses[rows.rows] = Status.REJECTED
-            return PutReport(statuses, time.monotonic() - started_s, 0)
+            worker_s = time.monotonic() - started_s
+            return PutReport(statuses, worker_s, 0, reserved.unpinned_count)
         sender = _Sender(order, rows, reserved.reservation_id, source)
         node_ended_it = False
         try:
@@ -115,7 +116,8 @@ class InlineTransport(Transport):
             raise sender.error
         statuses[statuses == Status.RESERVED] = Status.UNAVAILABLE
         ended_s = sender.ended_s or time.monotonic()
-        return PutReport(statuses, ended_s - started_s, sender.bytes_sent)
+        worker_s = ended_s - started_s
+        return PutReport(statuses, worker_s, sender.bytes_sent, reserved.unpinned_count)
 
     def _deliver(
         self, batch: list[Unit], order: GetOrder, sink: RowSink, ledger: DeliveryLedger

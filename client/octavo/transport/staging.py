@@ -74,7 +74,7 @@ class StagedPut:
         worker_s = time.monotonic() - started_s
         if reserved.reservation_id == 0:
             self._close_open_rows(Status.REJECTED)
-            return PutReport(self._statuses, worker_s, 0)
+            return PutReport(self._statuses, worker_s, 0, reserved.unpinned_count)
         node_ended_it = False
         try:
             commit_count = self._fill_and_commit(rows, reserved, source)
@@ -90,7 +90,7 @@ class StagedPut:
             if not node_ended_it:
                 abort(wire, order.session_id, reserved.reservation_id, self._health)
         self._close_open_rows(Status.UNAVAILABLE)
-        return PutReport(self._statuses, worker_s, self._bytes_put)
+        return PutReport(self._statuses, worker_s, self._bytes_put, reserved.unpinned_count)
 
     def _fill_and_commit(
         self, rows: Rows, reserved: cache_pb2.ReserveResponse, source: RowSource
