@@ -160,7 +160,7 @@ class LocalNode:
         return LocalNodeError(with_log(message, self.log))
 
 
-def with_log(message: str, log: Path) -> str:
+def with_log(message: str, log: Path, line_count: int = LOG_LINES) -> str:
     """The message, and the last lines of a process's log."""
-    lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+    lines = log.read_text(errors="replace").strip().splitlines()[-line_count:]
     return "\n".join([message, *(f"  | {line}" for line in lines)])
