@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +21,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+class EnginePart(Enum):
+    """What ``octavo bench engine`` can measure alone."""
+
+    RESTART = "restart"
+    MISSES = "misses"
+    SCHEDULER = "scheduler"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
@@ -102,6 +113,51 @@ def start(as_json: Json = False) -> None:
     show_figures("bench start", measure("start"), as_json=as_json)
 
 
+@app.command()
+def engine(
+    engine: Annotated[Literal["vllm"], typer.Option(help="The engine to measure with.")] = "vllm",
+    pairs: Annotated[
+        int, typer.Option(min=2, max=1000, help="Pairs of requests with and without Octavo.")
+    ] = 24,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=512, max=16384, help="Tokens of each prompt.")
+    ] = 2048,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint's folder; default: the demo's.", show_default=False),
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option(help="Scheduler and worker in the engine's first process.")
+    ] = False,
+    part: Annotated[
+        list[EnginePart] | None,
+        typer.Option(help="Measure this alone; can be given again.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A real engine: prompts after its restart, prompts that miss, and its scheduler's thread.
+
+    Needs vLLM, in this environment or in .venv-engines, and about 8 GB of memory.
+
+    Examples:
+
+      octavo bench engine --engine vllm
+
+      octavo bench engine --part misses --pairs 40 --json | tail -n 1 | jq .miss_ratio
+    """
+    with need_engine():
+        figures = measure(
+            "engine",
+            engine=engine,
+            pairs=pairs,
+            prompt_tokens=prompt_tokens,
+            model=model,
+            in_process=in_process,
+            parts=[each.value for each in part or EnginePart],
+        )
+    show_figures("bench engine", figures, as_json=as_json)
+
+
 def measure(name: str, **options: object) -> Mapping[str, object]:
     """Runs ``octavo.bench.<name>.run(**options)``.
 
@@ -117,6 +173,17 @@ def measure(name: str, **options: object) -> Mapping[str, object]:
             raise
     figures: Mapping[str, object] = module.run(**options)
     return figures
+
+
+@contextmanager
+def need_engine() -> Generator[None]:
+    """Raises CommandError if there is no engine to measure with."""
+    with need_extra("dev"):
+        from octavo.bench.vllm_child import NoEngineError
+    try:
+        yield
+    except NoEngineError as error:
+        raise CommandError(str(error)) from None
 
 
 def show_figures(title: str, figures: Mapping[str, object], *, as_json: bool) -> None:
