@@ -186,6 +186,25 @@ def test_what_expired_while_the_node_was_down_does_not_come_back(tmp_path: Path)
     run(test())
 
 
+def test_a_node_starts_although_all_of_its_pages_expired_while_it_was_down(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path / "nvme") as world:
+            session = await world.session()
+            await world.put(session, chain_of(session, range(3)), range(3), wish=MINUTE)
+            await world.settled()
+            await world.close()
+            later(world, 61.0)
+            await world.open()
+            assert world.cache.counters["expired_pages"] == 3
+            assert world.cache.table.row_count == 0
+            await world.settled()
+            assert world.store is not None
+            assert world.store.used_bytes == 0
+            check_invariants(world.cache)
+
+    run(test())
+
+
 def test_expired_pages_leave_the_device_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with World(tmp_path / "nvme") as world:

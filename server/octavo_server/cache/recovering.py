@@ -124,6 +124,8 @@ def _link_parents(cache: PageCache, heads: Records, rows: Rows) -> None:
 
 def _touch(cache: PageCache, rows: Rows, written: NDArray[np.int64]) -> None:
     """As if each page had last been used when it was written, and its ancestors with it."""
+    if not len(rows):
+        return
     table = cache.table
     times = np.zeros(table.high_water, dtype=np.int64)
     times[rows] = written
