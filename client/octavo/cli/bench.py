@@ -14,6 +14,7 @@ import typer
 
 from octavo.cli.errors import CommandError
 from octavo.cli.extras import need_extra
+from octavo.cli.rag import rag
 
 app = typer.Typer(
     help="Measure Octavo on this machine, beside the machine's own ceiling.",
@@ -156,6 +157,9 @@ def engine(
             parts=[each.value for each in part or EnginePart],
         )
     show_figures("bench engine", figures, as_json=as_json)
+
+
+app.command()(rag)
 
 
 def measure(name: str, **options: object) -> Mapping[str, object]:
