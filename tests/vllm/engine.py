@@ -23,7 +23,8 @@ from octavo.vllm.identity import RequestIdentity
 from octavo.vllm.layouts import EngineKv, layout_of
 from octavo.vllm.opaque import OpaqueBlocks, StagingRoom
 from octavo.vllm.orders import StepOrders, WorkerReport
-from octavo.vllm.requests import NewRequest, RequestParams, ScheduledRequest
+from octavo.vllm.params import RequestParams
+from octavo.vllm.requests import NewRequest, ScheduledRequest
 from octavo.vllm.scheduler import SchedulerSide
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo.vllm.worker import WorkerSide

@@ -49,7 +49,7 @@ def test_a_hold_lasts_until_the_load_has_ended_and_no_longer(engine: Engine) -> 
 
 def test_a_lookup_that_is_given_up_keeps_no_hold(engine: Engine) -> None:
     client = engine.client(engine.layout)
-    matcher = Matcher(client, lambda _name: None)
+    matcher = Matcher(client, lambda _name, _count: None)
     for wait in (True, False):  # given up after its answer, and before
         lookup = Lookup(client.chain(), 0, PROMPT, {}, hold=True)
         matcher.submit(lookup, ANSWER_S)
@@ -65,7 +65,7 @@ def test_a_lookup_that_is_given_up_keeps_no_hold(engine: Engine) -> None:
 
 def test_more_requests_than_a_session_may_hold_for_all_find_their_pages(engine: Engine) -> None:
     client = engine.client(engine.layout)
-    matcher = Matcher(client, lambda _name: None)
+    matcher = Matcher(client, lambda _name, _count: None)
     lookups = [Lookup(client.chain(), 0, PROMPT, {}, hold=True) for _each in range(HOLDS_MAX + 30)]
     for lookup in lookups:
         matcher.submit(lookup, ANSWER_S)
@@ -82,7 +82,7 @@ def test_more_requests_than_a_session_may_hold_for_all_find_their_pages(engine: 
 def test_tokens_that_overtook_earlier_ones_are_never_matched(engine: Engine) -> None:
     """Two threads run lookups: the second of a request must not be hashed as its beginning."""
     client = engine.client(engine.layout)
-    matcher = Matcher(client, lambda _name: None)
+    matcher = Matcher(client, lambda _name, _count: None)
     chain = client.chain()
     early = Lookup(chain, 64, PROMPT[:96], {}, hold=False)
     matcher.submit(early, ANSWER_S)
@@ -99,7 +99,7 @@ def test_tokens_that_overtook_earlier_ones_are_never_matched(engine: Engine) -> 
 def test_long_prompts_are_hashed_in_pieces_to_the_same_keys(engine: Engine) -> None:
     client = engine.client(engine.layout)
     client.connect()
-    matcher = Matcher(client, lambda _name: None)
+    matcher = Matcher(client, lambda _name, _count: None)
     prompt = [number % 50_000 for number in range(32 * 1000 + 5)]
     lookup = Lookup(client.chain(), 0, prompt, {0: (b"salt",)}, hold=False)
     matcher.submit(lookup, ANSWER_S)
@@ -113,7 +113,7 @@ def test_long_prompts_are_hashed_in_pieces_to_the_same_keys(engine: Engine) -> N
 def test_a_token_that_is_none_is_a_miss_and_the_threads_live_on(engine: Engine) -> None:
     client = engine.client(engine.layout)
     refused: list[str] = []
-    matcher = Matcher(client, refused.append)
+    matcher = Matcher(client, lambda name, _count: refused.append(name))
     for tokens, pages in (([-1, 2], 0), (PROMPT, 6), (PROMPT, 6), (PROMPT, 6)):
         lookup = Lookup(client.chain(), 0, tokens, {}, hold=False)
         matcher.submit(lookup, ANSWER_S)
@@ -128,7 +128,7 @@ def test_lookups_that_fail_keep_no_hold_and_end_no_thread(
     engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = engine.client(engine.layout)
-    matcher = Matcher(client, lambda _name: None)
+    matcher = Matcher(client, lambda _name, _count: None)
     with monkeypatch.context() as broken:
         broken.setattr(client, "match", Mock(side_effect=error))
         failing = [Lookup(client.chain(), 0, PROMPT, {}, hold=True) for _each in range(HOLDS_MAX)]
@@ -147,7 +147,7 @@ def test_lookups_that_fail_keep_no_hold_and_end_no_thread(
 
 def test_closing_ends_the_threads(engine: Engine) -> None:
     before = threading.active_count()
-    matcher = Matcher(engine.client(engine.layout), lambda _name: None)
+    matcher = Matcher(engine.client(engine.layout), lambda _name, _count: None)
     assert threading.active_count() > before
     matcher.close()
     deadline_s = time.monotonic() + ANSWER_S

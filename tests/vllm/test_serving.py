@@ -15,7 +15,7 @@ from tests.nodes import NodeProcess
 from tests.vllm.engine import Engine, engine_kv
 
 from octavo.vllm.identity import MediaSpan, RequestIdentity
-from octavo.vllm.requests import RequestParams
+from octavo.vllm.params import RequestParams
 from octavo.vllm.settings import ConnectorSettings, Role
 
 PROMPT = list(range(100, 300))

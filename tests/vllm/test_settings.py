@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.vllm.errors import EngineRefused
-from octavo.vllm.requests import BadParams, RequestParams
+from octavo.vllm.params import BadParams, RequestParams
 from octavo.vllm.settings import ConnectorSettings
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from octavo.client import Client
 from octavo.vllm.matching import Lookup, Matcher
+from octavo.vllm.params import NO_WISH
 from octavo.vllm.plan import loadable_tokens
 from octavo.vllm.requests import RequestState
 from octavo.vllm.settings import ConnectorSettings, Role
@@ -55,7 +56,7 @@ class Asking:
         self._clock = clock
         self._asked_in_step = False
         self._unsettled: Lookup | None = None
-        self._matcher = Matcher(client, lambda name: count(name, 1))
+        self._matcher = Matcher(client, count)
         self._matcher.connect()
 
     def step_scheduled(self, step_tokens: int) -> None:
@@ -79,7 +80,16 @@ class Asking:
     def begin(self, state: RequestState, new_tokens: Sequence[int]) -> Lookup:
         self.end(state)
         extras = state.identity.extras(self._layout.page_tokens) if not state.chain_tokens else {}
-        lookup = Lookup(state.chain, state.chain_tokens, new_tokens, extras, hold=state.may_load)
+        lookup = Lookup(
+            state.chain,
+            state.chain_tokens,
+            new_tokens,
+            extras,
+            hold=state.may_load,
+            hint=state.untold,
+            retention=state.params.retention if state.may_save else NO_WISH,
+        )
+        state.untold = None  # once is enough: a consumer asks many times
         state.lookup = lookup
         state.chain_tokens += len(new_tokens)
         self._count("matches", 1)
@@ -95,6 +105,14 @@ class Asking:
         held = lookup.match.hold
         lasts_s = UNHELD_S if held is None else held.hold_s * HOLD_SHARE
         return self._clock() > lookup.done_at_s + lasts_s
+
+    def tell_afterwards(self, state: RequestState) -> None:
+        """A request has been served: what it said of its session comes true now."""
+        if state.params.afterwards is not None:
+            known = (
+                state.chain if state.chain_tokens and state.chain.layout == self._layout else None
+            )
+            self._matcher.tell(state.params.afterwards, known, state.namespace)
 
     def is_settled(self, lookup: Lookup) -> bool:
         """Whether the lookup is answered, or given up now because it took too long."""
@@ -119,10 +137,10 @@ class Asking:
     ) -> bool:
         """Whether a consumer should ask again for pages that are being written."""
         match = lookup.match
-        if lookup.is_abandoned or (self._role is not Role.CONSUMER and not state.awaited_tokens):
+        if lookup.is_abandoned or (self._role is not Role.CONSUMER and not state.params.tokens):
             return False
         pages = max(
-            match.page_count + match.pending_count, state.awaited_tokens // self._layout.page_tokens
+            match.page_count + match.pending_count, state.params.tokens // self._layout.page_tokens
         )
         coming = loadable_tokens(
             pages, self._layout.page_tokens, self._block_tokens, token_count, 0

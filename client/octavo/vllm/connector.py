@@ -23,10 +23,10 @@ from octavo.vllm.engine import describe
 from octavo.vllm.events import EventLog
 from octavo.vllm.layouts import layout_of
 from octavo.vllm.orders import StepOrders, WorkerReport
+from octavo.vllm.params import PARAMS_KEY
 from octavo.vllm.platform import opaque_form, tensor_parallel_rank
 from octavo.vllm.publishing import engine_events
 from octavo.vllm.reading import all_tokens, event_parts, new_request, scheduled_requests
-from octavo.vllm.requests import PARAMS_KEY
 from octavo.vllm.scheduler import SchedulerSide
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo.vllm.statistics import OctavoPromMetrics, OctavoStats

@@ -19,6 +19,8 @@ COUNTERS: Final[dict[str, str]] = {
     "save_failed_pages": "Pages that the node did not take.",
     "save_dropped_pages": "Pages whose blocks were reused before there was room to copy them.",
     "saved_bytes": "Bytes put.",
+    "unpinned_pages": "Pages that requests wished to be pinned and that are not.",
+    "hints_lost": "Hints about sessions that no node heard.",
     "bad_params": "Requests whose kv_transfer_params nobody understands: they go without.",
 }
 

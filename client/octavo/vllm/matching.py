@@ -14,6 +14,9 @@ from octavo.chain import Chain
 from octavo.client import Client
 from octavo.errors import ClientClosed, InvalidRequest, OctavoError
 from octavo.results import Hold, Match
+from octavo.status import Status
+from octavo.vllm.params import NO_WISH, Retention
+from octavo.wishes import SessionHint
 
 THREADS: Final = 2
 """Each match is mostly waiting for the node; more threads would only share the GIL."""
@@ -42,14 +45,18 @@ class Lookup:
         extras: Mapping[int, tuple[bytes, ...]],
         *,
         hold: bool,
+        hint: SessionHint | None = None,
+        retention: Retention = NO_WISH,
     ) -> None:
         """``tokens``, which begin at ``first_token``, are appended to the chain first, with
-        ``extras``."""
+        ``extras``. What is found is retained as ``retention`` wishes."""
         self.chain: Final = chain
         self.first_token: Final = first_token
         self.tokens: Final = tokens
         self.extras: Final = extras
         self.wants_hold: Final = hold
+        self.hint: Final = hint
+        self.retention: Final = retention
         self.asked_at_s: float | None = None
         """When the scheduler first wanted to know."""
         self._lock = threading.Lock()
@@ -94,8 +101,8 @@ class Lookup:
 class Matcher:
     """Runs lookups. ``submit`` and ``release`` return at once."""
 
-    def __init__(self, client: Client, count: Callable[[str], None]) -> None:
-        """``count`` is told ``match_refused`` for what the node refuses."""
+    def __init__(self, client: Client, count: Callable[[str, int], None]) -> None:
+        """``count`` is told what the node refuses: ``match_refused``, ``unpinned_pages``."""
         self._client: Final = client
         self._count = count
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -122,6 +129,10 @@ class Matcher:
         hold = lookup.abandon()
         if hold is not None:
             self._jobs.put(lambda: self._release(hold))
+
+    def tell(self, hint: SessionHint, chain: Chain | None, namespace: str) -> None:
+        """Tells the node what becomes of a session; ``chain`` is what it has of pages so far."""
+        self._jobs.put(lambda: self._tell(hint, chain, namespace))
 
     def close(self) -> None:
         """Ends the threads and the client; lookups in progress end as misses."""
@@ -153,15 +164,15 @@ class Matcher:
                 self._extend(lookup.chain, lookup.token_array, lookup.extras)
             if in_order and not lookup.is_abandoned:
                 hold = lookup.wants_hold and self._take_hold()
-                match = self._client.match(lookup.chain, hold=hold, timeout_s=timeout_s)
+                match = self._client.match(
+                    lookup.chain, hold=hold, hint=lookup.hint, timeout_s=timeout_s
+                )
         except ClientClosed:
             pass  # the engine has ended, or was reset
         except OctavoError as error:
             # Refused: a request must not suffer from it. Said once for each reason.
-            self._count("match_refused")
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.error("octavo: look-ups fail: %s", error)
+            self._count("match_refused", 1)
+            self._complain("look-ups fail", error)
         except Exception:  # whatever it was: a request waits for an answer, others for the thread
             logger.exception("octavo: a look-up failed")
         if hold and match.hold is None:
@@ -169,6 +180,38 @@ class Matcher:
         unwanted = lookup.finish(match)
         if unwanted is not None:
             self._release(unwanted)
+        if lookup.retention and match.page_count:
+            self._retain(lookup.chain, lookup.retention, match.page_count)
+
+    def _retain(self, chain: Chain, retention: Retention, page_count: int) -> None:
+        """Lets what was found stay as long as its request wishes."""
+        unpinned = page_count
+        try:
+            statuses = self._client.retain(chain, ttl_s=retention.ttl_s, pin_s=retention.pin_s)
+            unpinned = statuses.count(Status.QUOTA_EXCEEDED)
+        except ClientClosed:
+            pass  # the engine has ended, or was reset
+        except OctavoError as error:
+            self._complain("pages are not retained", error)
+        if retention.pin_s is not None:
+            self._count("unpinned_pages", unpinned)
+
+    def _tell(self, hint: SessionHint, chain: Chain | None, namespace: str) -> None:
+        try:
+            heard = self._client.hint(hint, chain, namespace=namespace)
+        except ClientClosed:
+            heard = False
+        except OctavoError as error:
+            heard = False
+            self._complain("hints are refused", error)
+        if not heard:
+            self._count("hints_lost", 1)
+
+    def _complain(self, what: str, error: OctavoError) -> None:
+        """Says it once for each reason."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            logger.error("octavo: %s: %s", what, error)
 
     def _extend(
         self, chain: Chain, tokens: array[int], extras: Mapping[int, tuple[bytes, ...]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from octavo.vllm.params import NO_WISH, Retention
+
 
 @dataclass(frozen=True, slots=True)
 class ChainPart:
@@ -34,6 +36,8 @@ class PageOrder:
     order_id: int = 0
     timeout_s: float = 0.0
     """Of a load: when it has not ended by then, what is missing is computed."""
+    retention: Retention = NO_WISH
+    """Of a save."""
 
     def beyond(self, page: int, pages_per_block: int) -> PageOrder:
         """What is left of the order from ``page`` on."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.vllm.identity import MediaSpan, RequestIdentity
-from octavo.vllm.requests import BadParams, NewRequest, RequestParams, ScheduledRequest
+from octavo.vllm.params import BadParams, RequestParams
+from octavo.vllm.requests import NewRequest, ScheduledRequest
 from octavo.vllm.weights import weights_digest
 
 logger = logging.getLogger("octavo.vllm")
@@ -23,7 +24,12 @@ def new_request(
     # A session that takes its input in pieces takes tokens back when the next piece comes.
     usable = usable and not getattr(request, "resumable", False)
     try:
-        params = RequestParams.parse(request.kv_transfer_params, namespaces)
+        params = RequestParams.parse(
+            request.kv_transfer_params,
+            namespaces,
+            getattr(request, "session_id", None),
+            getattr(request, "kv_hints", None),  # new in vLLM 0.32
+        )
     except BadParams as error:
         logger.warning("octavo: request %s: kv_transfer_params: %s", request.request_id, error)
         count("bad_params", 1)

@@ -3,55 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
 
 from octavo.chain import Chain
 from octavo.vllm.identity import RequestIdentity
 from octavo.vllm.matching import Lookup
-
-PARAMS_KEY = "octavo"
-
-
-class BadParams(ValueError):  # noqa: N818 - says what is wrong
-    """``kv_transfer_params["octavo"]`` says something that nobody understands."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestParams:
-    """What a request may say in ``kv_transfer_params={"octavo": {...}}``."""
-
-    namespace: str | None = None
-    """One of those that the engine's settings list."""
-    load: bool = True
-    store: bool = True
-    tokens: int = 0
-    """A producer has stored, or is about to store, so many tokens of the prompt."""
-
-    @classmethod
-    def parse(cls, params: Mapping[str, Any] | None, namespaces: tuple[str, ...]) -> Self:
-        """Those of a request.
-
-        Raises:
-            BadParams: an unknown key, a wrong type or a namespace that is not listed.
-        """
-        stated = (params or {}).get(PARAMS_KEY)
-        if stated is None:
-            return cls()
-        if not isinstance(stated, Mapping):
-            raise BadParams(f"{PARAMS_KEY} is {type(stated).__name__}, must be an object")
-        values = cast("Mapping[str, Any]", stated)
-        kinds = {"namespace": str, "load": bool, "store": bool, "tokens": int}
-        for name, value in values.items():
-            if name not in kinds:
-                raise BadParams(f"unknown {name!r}; known are {', '.join(kinds)}")
-            if type(value) is not kinds[name]:
-                raise BadParams(f"{name} is {value!r}, must be {kinds[name].__name__}")
-        namespace = values.get("namespace")
-        if namespace is not None and namespace not in namespaces:
-            raise BadParams(f"namespace {namespace!r} is none of {', '.join(namespaces)}")
-        return cls(**values)
+from octavo.vllm.params import RequestParams
+from octavo.wishes import SessionHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +46,9 @@ class RequestState:
     identity: RequestIdentity
     may_load: bool
     may_save: bool
-    awaited_tokens: int = 0
-    """Tokens that a producer has announced."""
+    params: RequestParams = field(default_factory=RequestParams)
+    untold: SessionHint | None = None
+    """That its session goes on, until the first lookup has told it."""
     tokens: array[int] = field(default_factory=lambda: array("I"))
     """Those known here; the chain gets the same."""
     lookup: Lookup | None = None

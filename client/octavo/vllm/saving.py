@@ -44,10 +44,13 @@ class SaveTarget:
 class _Put:
     target: SaveTarget
     chain: Chain
-    order_id: int
-    first_page: int
+    order: PageOrder
     page_end: int
     snapshot: Snapshot
+
+    @property
+    def first_page(self) -> int:
+        return self.order.first_page
 
 
 class Saver:
@@ -119,7 +122,7 @@ class Saver:
             snapshot = blocks.snapshot(left.block_ids, left.first_page, page_end)
             if snapshot is None:
                 return left
-            put = _Put(target, chain, order.order_id, left.first_page, page_end, snapshot)
+            put = _Put(target, chain, left, page_end, snapshot)
             with self._condition:
                 self._puts.append(put)
                 self._condition.notify_all()
@@ -151,6 +154,8 @@ class Saver:
                     first_page=put.first_page,
                     page_count=page_count,
                     units=units,
+                    ttl_s=put.order.retention.ttl_s,
+                    pin_s=put.order.retention.pin_s,
                     timeout_s=PUT_TIMEOUT_S,
                 )
         except OctavoError as error:
@@ -167,10 +172,11 @@ class Saver:
         self._count("save_present_pages", result.present_pages)
         self._count("save_failed_pages", result.failed_pages)
         self._count("saved_bytes", result.bytes_put)
+        self._count("unpinned_pages", result.unpinned_pages)
         page_end = put.first_page + _leading_good(result.statuses, len(units))
         if page_end > put.first_page:
             with self._condition:
-                self._reports.append(SaveReport(put.order_id, put.first_page, page_end))
+                self._reports.append(SaveReport(put.order.order_id, put.first_page, page_end))
 
 
 def _leading_good(statuses: NDArray[np.uint8], units_per_page: int) -> int:

@@ -21,6 +21,7 @@ from octavo.vllm.plan import covering_blocks, loadable_tokens, pages_by_tier, sa
 from octavo.vllm.requests import NewRequest, RequestState, ScheduledRequest
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo.vllm.speed import LoadSpeed, PrefillSpeed, is_worth_loading, load_timeout_s
+from octavo.wishes import SessionHint
 from octavo_proto.layout import Layout
 
 
@@ -80,7 +81,10 @@ class SchedulerSide:
             identity=new.identity,
             may_load=new.may_load and new.params.load and self._role.loads,
             may_save=new.may_save and new.params.store and self._role.saves,
-            awaited_tokens=new.params.tokens,
+            params=new.params,
+            untold=None
+            if new.params.conversation is None
+            else SessionHint(new.params.conversation),
         )
         self._requests[new.request_id] = state
         if state.may_load or state.may_save:
@@ -209,6 +213,8 @@ class SchedulerSide:
         state = self._requests.pop(request_id, None)
         if state is not None:
             self._asking.end(state)
+            if self._role is not Role.PRODUCER:  # else the consumer serves it to its end
+                self._asking.tell_afterwards(state)
             self._ended.append(request_id)
         return state
 
@@ -311,6 +317,7 @@ class SchedulerSide:
             page_end,
             tuple(state.block_ids[begin:end]),
             self._order_count,
+            retention=state.params.retention,
         )
 
     def _send_tokens(self, state: RequestState, page_end: int, orders: StepOrders) -> None:
