@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.index.pages import (
     TERMS,
     chain,
     holder,
+    join,
     named,
     publish,
     run,
@@ -21,7 +23,7 @@ from tests.index.pages import (
 from octavo_server.index.changes import Changes
 from octavo_server.index.entries import VALUE_BYTES_MAX
 from octavo_server.index.found import Answer
-from octavo_server.index.holders import Holder, LeaseTerms, Renewal
+from octavo_server.index.holders import LeaseTerms, Renewal
 from octavo_server.index.prefix_index import Numbers, PrefixIndex, ShardOutcome
 from octavo_server.index.sweeper import sweep
 
@@ -43,7 +45,7 @@ class IndexContract:
         async def story() -> None:
             a, b = open_index(), open_index()
             keys = chain(1, 10)
-            holder_id = await a.registry.register(holder("a"), TERMS)
+            holder_id = await join(a, "a")
             await publish(a, holder_id, keys)
             found = await b.match(keys)
             assert found.answer is Answer.COMPLETE
@@ -60,7 +62,7 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(3, 300)
-            holder_id = await index.registry.register(holder("a"), TERMS)
+            holder_id = await join(index, "a")
             for end in (0, 1, 31, 32, 33, 200, 299):
                 await withdraw(index, holder_id, keys)
                 await publish(index, holder_id, keys[:end])
@@ -79,7 +81,7 @@ class IndexContract:
             keys = chain(4, 1000)
             ends = {"a": 1000, "b": 94, "c": 517}
             for node, end in ends.items():
-                await publish(index, await index.registry.register(holder(node), TERMS), keys[:end])
+                await publish(index, await join(index, node), keys[:end])
             found = await index.match(keys)
             assert [(each.begin, each.end) for each in found.runs] == [
                 (0, 94),
@@ -98,8 +100,8 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(5, 4)
-            a = await index.registry.register(holder("a"), TERMS)
-            b = await index.registry.register(holder("b"), TERMS)
+            a = await join(index, "a")
+            b = await join(index, "b")
             await publish(index, a, keys, units=0b0011)
             await publish(index, b, keys[:2], units=0b1110)
             found = await index.match(keys)
@@ -122,8 +124,8 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(6, 50)
-            a = await index.registry.register(holder("a"), TERMS)
-            b = await index.registry.register(holder("b"), TERMS)
+            a = await join(index, "a")
+            b = await join(index, "b")
             for _ in range(2):
                 await publish(index, a, keys)
                 await publish(index, b, keys)
@@ -142,6 +144,7 @@ class IndexContract:
             keys = chain(7, 3)
             terms = LeaseTerms(lease_s=0.3, keep_s=60)
             a = await index.registry.register(holder("a"), terms)
+            assert a is not None
             await publish(index, a, keys)
             assert (await index.match(keys)).page_count == 3
             await asyncio.sleep(0.35)
@@ -161,6 +164,7 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             a = await index.registry.register(holder("a"), BRIEF)
+            assert a is not None
             await index.registry.retire_lapsed()
             assert (await index.registry.view()).knows(a)
             await asyncio.sleep(0.7)
@@ -171,28 +175,53 @@ class IndexContract:
 
         run(story())
 
-    def test_same_incarnation_gets_its_id_back_and_another_voids_it(
+    def test_same_incarnation_gets_its_id_back_and_a_later_one_voids_it(
         self, open_index: OpenIndex
     ) -> None:
         async def story() -> None:
             index = open_index()
             keys = chain(8, 5)
-            store = holder("a", "nvme-1", "epoch-1")
+            memory = await join(index, "a")
+            store = holder("a", "nvme-1", "epoch-1", started_ms=10)
             first = await index.registry.register(store, TERMS)
-            memory = await index.registry.register(holder("a"), TERMS)
+            assert first is not None
             await publish(index, first, keys)
-            moved = Holder(node_id="a", store="nvme-1", incarnation="epoch-1", address="a:1")
-            assert await index.registry.register(moved, TERMS) == first
-            assert (await index.registry.view()).holders[first].address == "a:1"
+            restarted = replace(store, address="a:1", started_ms=20)
+            assert await index.registry.register(restarted, TERMS) == first
+            assert (await index.registry.view()).holders[first] == restarted
             assert (await index.match(keys)).page_count == 5
-            second = await index.registry.register(holder("a", "nvme-1", "epoch-2"), TERMS)
+            emptied = replace(store, incarnation="epoch-2", started_ms=30)
+            second = await index.registry.register(emptied, TERMS)
+            assert second is not None
             assert second not in (first, memory)
             view = await index.registry.view()
             assert set(view.holders) == {memory, second}
             assert view.retired == {first}
-            assert await index.registry.renew(first, store, TERMS) is Renewal.SUPERSEDED
             await asyncio.sleep(0.03)  # the age of what a node knows of the registry
             assert (await index.match(keys)).page_count == 0
+            await index.close()
+
+        run(story())
+
+    def test_earlier_incarnation_cannot_come_back_while_a_later_one_lives(
+        self, open_index: OpenIndex
+    ) -> None:
+        async def story() -> None:
+            index = open_index()
+            registry = index.registry
+            paused = holder("a", incarnation="boot-1", started_ms=1)
+            present = holder("a", incarnation="boot-2", started_ms=2)
+            first = await registry.register(paused, TERMS)
+            second = await registry.register(present, BRIEF)
+            assert first is not None
+            assert second is not None
+            assert await registry.renew(first, paused, TERMS) is Renewal.SUPERSEDED
+            assert await registry.register(paused, TERMS) is None
+            assert set((await registry.view()).holders) == {second}
+            # The later one is told to register again where an old snapshot has the earlier one.
+            assert await registry.renew(4711, present, BRIEF) is Renewal.FORGOTTEN
+            await asyncio.sleep(0.35)  # clocks that went backwards must not keep a name for ever
+            assert await registry.register(paused, TERMS) is not None
             await index.close()
 
         run(story())
@@ -203,8 +232,8 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(9, 500)
-            a = await index.registry.register(holder("a"), TERMS)
-            b = await index.registry.register(holder("b"), TERMS)
+            a = await join(index, "a")
+            b = await join(index, "b")
             await publish(index, a, keys)
             await publish(index, b, keys[:300])
             await index.registry.retire(a)
@@ -240,7 +269,7 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(11, 20)
-            a = await index.registry.register(holder("a"), TERMS)
+            a = await join(index, "a")
             numbers, delayed = Numbers(), Numbers()
             delayed.next()
             delayed_apply = index.apply(a, Changes.published(keys), delayed)  # the second attempt
@@ -258,7 +287,7 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(12, 30)
-            a = await index.registry.register(holder("a"), TERMS)
+            a = await join(index, "a")
             ahead = Numbers()
             for shard in range(256):
                 ahead.confirm(shard, 5)  # as if the index had confirmed these and lost them
@@ -280,8 +309,8 @@ class IndexContract:
             index = open_index()
             keys = chain(13, 3000)
             keys[:, 0] &= np.uint64(0xFFFF_FFFF_FFFF_FF03)  # four shards
-            a = await index.registry.register(holder("a"), TERMS)
-            b = await index.registry.register(holder("b"), TERMS)
+            a = await join(index, "a")
+            b = await join(index, "b")
             await publish(index, b, keys[1000:])
             await publish(index, a, keys[:2000])
             await publish(index, a, keys[:100], units=0b101)
@@ -300,10 +329,7 @@ class IndexContract:
         async def story() -> None:
             index = open_index()
             keys = chain(14, 3)
-            ids = [
-                await index.registry.register(holder(f"node-{number}"), TERMS)
-                for number in range(17)
-            ]
+            ids = [await join(index, f"node-{number}") for number in range(17)]
             crowded = [(await publish(index, each, keys)).crowded_pages for each in ids]
             assert crowded == [0] * (VALUE_BYTES_MAX // 4) + [3]
             assert [len(each) for each in named(await index.match(keys))] == [16] * 3
@@ -321,7 +347,7 @@ class IndexContract:
             index = open_index()
             keys = chain(15, 12_000)
             keys[:, 0] &= np.uint64(0xFFFF_FFFF_FFFF_FF01)  # two shards, 150 buckets each
-            a = await index.registry.register(holder("a"), TERMS)
+            a = await join(index, "a")
             await publish(index, a, keys)
             assert (await index.match(keys, exact=True)).page_count == 12_000
             for kept in (5000, 100, 1):
@@ -335,8 +361,8 @@ class IndexContract:
     def test_registry_is_one_for_all_nodes(self, open_index: OpenIndex) -> None:
         async def story() -> None:
             a, b = open_index(), open_index()
-            first = await a.registry.register(holder("a"), TERMS)
-            second = await b.registry.register(holder("b"), TERMS)
+            first = await join(a, "a")
+            second = await join(b, "b")
             assert first != second
             assert set((await a.registry.view()).holders) == {first, second}
             await b.registry.retire(first)

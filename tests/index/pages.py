@@ -41,8 +41,23 @@ def chain(seed: int, page_count: int) -> Keys:
     return np.random.default_rng(seed).integers(0, 2**64, (page_count, 2), dtype=np.uint64)
 
 
-def holder(node: str, store: str = "memory", incarnation: str = "boot-1") -> Holder:
-    return Holder(node_id=node, store=store, incarnation=incarnation, address=f"{node}:9471")
+def holder(
+    node: str, store: str = "memory", incarnation: str = "boot-1", *, started_ms: int = 1
+) -> Holder:
+    return Holder(
+        node_id=node,
+        store=store,
+        incarnation=incarnation,
+        address=f"{node}:9471",
+        started_ms=started_ms,
+    )
+
+
+async def join(index: PrefixIndex, node: str) -> int:
+    """A node's memory registers; its id."""
+    holder_id = await index.registry.register(holder(node), TERMS)
+    assert holder_id is not None
+    return holder_id
 
 
 async def publish(

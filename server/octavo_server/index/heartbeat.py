@@ -41,7 +41,7 @@ class Heartbeat:
 
     ``on_id(holder, id)`` is called on the heartbeat's thread whenever a holder got an id that it
     did not have: its entries under any earlier id are void and everything must be announced.
-    ``on_superseded(holder)``: another incarnation goes by its name, and it is not renewed again.
+    ``on_superseded(holder)``: a later incarnation goes by its name, and it is not renewed again.
     """
 
     def __init__(
@@ -118,11 +118,17 @@ class Heartbeat:
             if renewal is Renewal.RENEWED:
                 return
             if renewal is Renewal.SUPERSEDED:
-                lease.is_superseded = True
-                self._on_superseded(lease.holder)
+                self._give_up(lease)
                 return
         lease.holder_id = await registry.register(lease.holder, lease.terms)
-        self._on_id(lease.holder, lease.holder_id)
+        if lease.holder_id is None:
+            self._give_up(lease)
+        else:
+            self._on_id(lease.holder, lease.holder_id)
+
+    def _give_up(self, lease: HeldLease) -> None:
+        lease.is_superseded = True
+        self._on_superseded(lease.holder)
 
     async def _leave(self, registry: HolderRegistry) -> None:
         try:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from octavo_server.index.entries import HOLDER_ID_MAX
 
@@ -33,9 +33,12 @@ class Holder:
     incarnation: str
     address: str
     """Where peers get its pages."""
+    started_ms: int
+    """When this process began, on its host's clock: of two incarnations the later one counts."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name in ("node_id", "store", "incarnation", "address"):
+            value: str = getattr(self, name)
             size_bytes = len(value.encode())
             if not 1 <= size_bytes <= TEXT_BYTES_MAX or not value.isprintable():
                 raise ValueError(
@@ -55,12 +58,13 @@ class Holder:
     def decode(cls, record: bytes) -> Holder:
         """Raises ValueError if this is no record of ours."""
         try:
-            parts: dict[str, str] = json.loads(record)
+            parts: dict[str, Any] = json.loads(record)
             return cls(
-                node_id=parts["node_id"],
-                store=parts["store"],
-                incarnation=parts["incarnation"],
-                address=parts["address"],
+                node_id=str(parts["node_id"]),
+                store=str(parts["store"]),
+                incarnation=str(parts["incarnation"]),
+                address=str(parts["address"]),
+                started_ms=int(parts["started_ms"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no holder's record: {error!r}") from None
@@ -93,7 +97,7 @@ class Renewal(Enum):
     FORGOTTEN = auto()
     """Retired, or the registry lost its data: register again and announce everything."""
     SUPERSEDED = auto()
-    """Another incarnation goes by the name now: this one must not come back."""
+    """A later incarnation goes by the name now: this one must not come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,11 @@ class HolderRegistry(ABC):
     """
 
     @abstractmethod
-    async def register(self, holder: Holder, terms: LeaseTerms) -> int:
+    async def register(self, holder: Holder, terms: LeaseTerms) -> int | None:
         """The holder's id, its lease running. The same incarnation gets its id back.
 
-        Another incarnation under the same name is retired with this.
+        Another incarnation under the same name is retired with this, unless it began later and
+        its lease runs: then the answer is None, and this one must not come back.
         """
 
     @abstractmethod

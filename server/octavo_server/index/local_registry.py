@@ -36,13 +36,16 @@ class LocalRegistry(HolderRegistry):
         self._names: dict[str, int] = {}
         self._retired: set[int] = set()
 
-    async def register(self, holder: Holder, terms: LeaseTerms) -> int:
+    async def register(self, holder: Holder, terms: LeaseTerms) -> int | None:
         with self._lock:
             current = self._names.get(holder.name)
             if current is not None:
-                if self._records[current].holder.incarnation == holder.incarnation:
+                other = self._records[current]
+                if other.holder.incarnation == holder.incarnation:
                     self._start_lease(current, holder, terms)
                     return current
+                if other.lapses_s > self._now() and other.holder.started_ms > holder.started_ms:
+                    return None
                 self._retire(current)
             if len(self._records) >= HOLDERS_MAX:
                 raise IndexUnavailable(Trouble.REFUSED, f"there are {HOLDERS_MAX} holders")
@@ -60,7 +63,10 @@ class LocalRegistry(HolderRegistry):
             if holder_id in self._records:
                 self._start_lease(holder_id, self._records[holder_id].holder, terms)
                 return Renewal.RENEWED
-            return Renewal.SUPERSEDED if holder.name in self._names else Renewal.FORGOTTEN
+            current = self._names.get(holder.name)
+            if current is None or self._records[current].holder.started_ms <= holder.started_ms:
+                return Renewal.FORGOTTEN
+            return Renewal.SUPERSEDED
 
     async def retire(self, holder_id: int) -> None:
         with self._lock:

@@ -32,7 +32,7 @@ class RedisRegistry(HolderRegistry):
         self._now = now
         self._keys = [f"{stem}:{{holders}}:{part}" for part in _PARTS]
 
-    async def register(self, holder: Holder, terms: LeaseTerms) -> int:
+    async def register(self, holder: Holder, terms: LeaseTerms) -> int | None:
         found = await self._act(
             "register",
             holder.name.encode(),
@@ -42,14 +42,18 @@ class RedisRegistry(HolderRegistry):
             b"%d" % HOLDERS_MAX,
             *(encode_holder_id(each) for each in draw_holder_ids()),
         )
-        if found is None:
+        if found == b"full!":
             raise IndexUnavailable(Trouble.REFUSED, f"there are {HOLDERS_MAX} holders")
-        return _holder_id(found)
+        return None if found == b"superseded" else _holder_id(found)
 
     async def renew(self, holder_id: int, holder: Holder, terms: LeaseTerms) -> Renewal:
         name = holder.name.encode()
         found: bytes = await self._act(
-            "renew", encode_holder_id(holder_id), name, *_milliseconds(terms)
+            "renew",
+            encode_holder_id(holder_id),
+            name,
+            b"%d" % holder.started_ms,
+            *_milliseconds(terms),
         )
         return Renewal[found.decode().upper()]
 

@@ -26,7 +26,14 @@ end
 
 local acts = {}
 
--- name, incarnation, record, lease, keep, most holders, candidates... -> id, or nothing if full
+-- When a holder began, by its own record; nothing if there is no such holder.
+local function began(id)
+  local record = call('HGET', records, id)
+  return record and cjson.decode(record).started_ms
+end
+
+-- name, incarnation, record, lease, keep, most holders, candidates...
+-- -> id (four bytes), 'superseded' (a later incarnation's lease runs) or 'full!'
 function acts.register(name, incarnation, record, lease, keep, most, ...)
   local current = call('HGET', names, name)
   local id = current and string.sub(current, 1, 4)
@@ -35,8 +42,15 @@ function acts.register(name, incarnation, record, lease, keep, most, ...)
     start_lease(id, lease, keep)
     return id
   end
-  if id then retire(id) end
-  if call('HLEN', records) >= tonumber(most) then return false end
+  if id then
+    local lease_end = tonumber(call('ZSCORE', leases, id) or 0)
+    local other_began = began(id)
+    if other_began and lease_end > now and other_began > cjson.decode(record).started_ms then
+      return 'superseded'
+    end
+    retire(id)
+  end
+  if call('HLEN', records) >= tonumber(most) then return 'full!' end
   for _, candidate in ipairs({ ... }) do
     if call('HEXISTS', records, candidate) == 0 and call('SISMEMBER', retired, candidate) == 0 then
       call('HSET', records, candidate, record)
@@ -45,21 +59,18 @@ function acts.register(name, incarnation, record, lease, keep, most, ...)
       return candidate
     end
   end
-  return false
+  return 'full!'
 end
 
--- id, name, lease, keep -> 'renewed', 'forgotten' or 'superseded'
-function acts.renew(id, name, lease, keep)
+-- id, name, when it began, lease, keep -> 'renewed', 'forgotten' or 'superseded'
+function acts.renew(id, name, started, lease, keep)
   if call('HEXISTS', records, id) == 1 then
     start_lease(id, lease, keep)
     return 'renewed'
   end
-  local current = call('HGET', names, name)
-  if current and string.sub(current, 1, 4) ~= id
-    and call('HEXISTS', records, string.sub(current, 1, 4)) == 1 then
-    return 'superseded'
-  end
-  return 'forgotten'
+  -- An earlier incarnation can go by the name in an old snapshot; it does not count.
+  local other_began = began(string.sub(call('HGET', names, name) or '', 1, 4))
+  return other_began and other_began > tonumber(started) and 'superseded' or 'forgotten'
 end
 
 -- id
