@@ -16,6 +16,9 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
     abort_once: str | None = None
     """A path: the request is aborted as soon as there is a file."""
+    session_id: str | None = None
+    hinted: dict[str, Any] | None = None
+    """What an action in ``kv_hints`` says to Octavo; new in vLLM 0.32."""
 
 
 @dataclass(frozen=True)

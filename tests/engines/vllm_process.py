@@ -41,7 +41,13 @@ class Engine:
         start = time.perf_counter()
         for name, request in requests.items():
             arrived[name] = time.perf_counter()
-            engine.add_request(name, _prompt(request), _sampling(request))
+            engine.add_request(
+                name,
+                _prompt(request),
+                _sampling(request),
+                session_id=request.session_id,
+                **_hints(request),
+            )
         waiting = {n: Path(r.abort_once) for n, r in requests.items() if r.abort_once}
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -74,6 +80,15 @@ class Engine:
         from octavo.vllm import drain_saves
 
         return list(self._llm.collective_rpc(drain_saves, args=(job["timeout_s"],)))
+
+
+def _hints(request: Request) -> dict[str, Any]:
+    if request.hinted is None:
+        return {}
+    kv_hints: Any = importlib.import_module("vllm.v1.kv_hints")
+    others = kv_hints.KvHintAction("0", "elsewhere", "7", {"anything": True})
+    ours = kv_hints.KvHintAction("1", "octavo", "1", request.hinted)
+    return {"kv_hints": kv_hints.KvHintsEnvelope("1", "message", [others, ours])}
 
 
 def _prompt(request: Request) -> dict[str, Any]:
