@@ -39,6 +39,8 @@ class NodeProcess(AbstractContextManager["NodeProcess"]):
             "memory_bytes": "64MiB",
             "staging_ring_bytes": "16MiB",
             "http": "off",
+            "listen_bulk": "127.0.0.1:0",
+            "allow_unauthenticated_tcp": "true",
             "nvme_free_space_guard_bytes": "1MiB",
             **settings,
         }

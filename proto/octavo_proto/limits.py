@@ -22,6 +22,9 @@ MESSAGE_BYTES_MAX: Final = 16 << 20
 INLINE_PIECE_BYTES: Final = 1 << 20
 """Inline data travels in pieces of this size; measured fastest between 512 KiB and 2 MiB."""
 
+BULK_STREAMS_MAX: Final = 8
+"""Bulk streams of one session, and tickets for more that it has not used."""
+
 SEGMENTS_MAX: Final = 64
 """Segments of an arena: a worker gets a descriptor for each, and a message carries up to 253."""
 

@@ -23,6 +23,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from octavo_proto import limits
 from octavo_proto.v1 import admin_pb2_grpc, cache_pb2_grpc
+from octavo_server.bulk.listener import BulkListener
+from octavo_server.bulk.tickets import Tickets
 from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.registry import Registry
@@ -100,11 +102,16 @@ async def build(settings: Settings) -> Node:
         ring_bytes=settings.staging_ring_bytes,
     )
     broker = Broker(broker_path(settings.listen_unix), arena, sessions)
+    bulk = _bulk_listener(settings, cache, sessions)
     facts = NodeFacts(
         node_id=settings.node_id,
         boot_id=secrets.token_hex(8),
         version=importlib.metadata.version("octavo"),
-        features=(*FEATURES, *(("nvme",) if store is not None else ())),
+        features=(
+            *FEATURES,
+            *(("nvme",) if store is not None else ()),
+            *(("bulk",) if bulk is not None else ()),
+        ),
         broker_path=str(broker.path),
     )
     server = grpc.aio.server(options=_GRPC_OPTIONS)
@@ -119,9 +126,11 @@ async def build(settings: Settings) -> Node:
         grpc_server=server,
         health=health,
         prefault=settings.prefault,
+        bulk=bulk,
     )
     checked = checked_server(server)
-    cache_pb2_grpc.add_CacheServicer_to_server(CacheService(cache, sessions, facts), checked)
+    service = CacheService(cache, sessions, facts, None if bulk is None else bulk.port)
+    cache_pb2_grpc.add_CacheServicer_to_server(service, checked)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node.snapshot), checked)
     health_pb2_grpc.add_HealthServicer_to_server(health, checked)
     reflected = (*SERVICES[1:], HEALTH_SERVICE, reflection.SERVICE_NAME)
@@ -132,6 +141,19 @@ async def build(settings: Settings) -> Node:
     if settings.http_address is not None:
         node.http = HttpPort(settings.http_address, node.snapshot)
     return node
+
+
+def _bulk_listener(settings: Settings, cache: PageCache, sessions: Sessions) -> BulkListener | None:
+    if settings.bulk_address is None:
+        return None
+    listener = BulkListener(
+        settings.bulk_address,
+        cache,
+        Tickets(cache.deadlines),
+        on_use=lambda session: sessions.keep(session),
+    )
+    sessions.on_close = listener.hang_up
+    return listener
 
 
 def serve(settings: Settings) -> int:

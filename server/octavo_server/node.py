@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import grpc
 from grpc_health.v1 import health_pb2
 
+from octavo_server.bulk.listener import BulkListener
 from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.page_table import PageTable
 from octavo_server.rpc.broker import Broker
@@ -51,6 +52,7 @@ class Node:
     grpc_server: grpc.aio.Server
     health: HealthStatuses
     prefault: bool
+    bulk: BulkListener | None = None
     supervisor: Supervisor = field(init=False)
     http: HttpPort | None = None
     ready: bool = False
@@ -64,6 +66,8 @@ class Node:
         """Serves from now on."""
         self.broker.listen()
         self.supervisor.start("broker", self.broker.run())
+        if self.bulk is not None:
+            self.supervisor.start("bulk port", self.bulk.run())
         self.supervisor.start("deadlines", self.cache.run_deadlines())
         if self.cache.nvme is not None:
             self.supervisor.start("write-behind", self.cache.nvme.run())
@@ -88,6 +92,8 @@ class Node:
         self.ready = False
         self.sessions.close_all()
         await self.broker.close()
+        if self.bulk is not None:
+            await self.bulk.close()
         await self.supervisor.stop()
         if self.http is not None:
             await self.http.stop()
@@ -122,6 +128,8 @@ class Node:
             "kept_bytes": float(cache.keeping.size_bytes),
             "conversations": float(cache.conversations.count),
             "waiting_conversations": float(cache.conversations.waiting_count),
+            "bulk_streams": float(self.bulk.stream_count if self.bulk else 0),
+            "bulk_transfers": float(self.bulk.transfer_count if self.bulk else 0),
             "pinned_pages": float((cache.table.pins[: cache.table.high_water] > 0).sum()),
         }
         problems = list(self.supervisor.problems())

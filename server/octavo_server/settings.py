@@ -49,6 +49,11 @@ class Settings(BaseModel):
         default_factory=default_socket, description="Unix socket for workers of this host"
     )
     listen_tcp: str | None = Field(default=None, description="host:port for gRPC over TCP, or off")
+    listen_bulk: str | None = Field(
+        default="auto",
+        description="host:port for unit bytes over plain TCP, or off; auto: any free port of "
+        "listen_tcp's host, off without listen_tcp",
+    )
     allow_unauthenticated_tcp: bool = Field(
         default=False, description="serve TCP although there are no credentials yet"
     )
@@ -134,7 +139,7 @@ class Settings(BaseModel):
         default="text", description="text or json, a line each"
     )
 
-    @field_validator("listen_tcp", "http", mode="before")
+    @field_validator("listen_tcp", "listen_bulk", "http", mode="before")
     @classmethod
     def _off_means_none(cls, value: object) -> object:
         return None if isinstance(value, str) and value.lower() in ("off", "") else value
@@ -143,6 +148,11 @@ class Settings(BaseModel):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         return None if value is None else str(parse_address(value))
+
+    @field_validator("listen_bulk")
+    @classmethod
+    def _is_auto_or_address(cls, value: str | None) -> str | None:
+        return value if value in (None, "auto") else str(parse_address(value))
 
     @field_validator("listen_unix", "state_dir", "master_key_file", "nvme_dir", mode="before")
     @classmethod
@@ -188,6 +198,11 @@ class Settings(BaseModel):
                 "listen_tcp: there are no credentials yet, so whoever reaches the port could read "
                 "and write every page; set allow_unauthenticated_tcp if that is meant"
             )
+        if self.bulk_address is not None and not self.allow_unauthenticated_tcp:
+            raise ValueError(
+                "listen_bulk: unit bytes would cross the network unencrypted; set "
+                "allow_unauthenticated_tcp if that is meant"
+            )
         if (self.nvme_dir is None) != (self.nvme_bytes is None):
             raise ValueError("nvme_dir and nvme_bytes need each other: set both or neither")
         if self.segment_bytes is not None and self.memory_bytes > SEGMENTS_MAX * self.segment_bytes:
@@ -205,6 +220,14 @@ class Settings(BaseModel):
     def tcp_address(self) -> HostPort | None:
         """Where gRPC listens besides the Unix socket."""
         return None if self.listen_tcp is None else parse_address(self.listen_tcp)
+
+    @property
+    def bulk_address(self) -> HostPort | None:
+        """Where bulk streams are accepted."""
+        if self.listen_bulk != "auto":
+            return None if self.listen_bulk is None else parse_address(self.listen_bulk)
+        tcp = self.tcp_address
+        return None if tcp is None else HostPort(tcp.host, 0)
 
     @property
     def http_address(self) -> HostPort | None:

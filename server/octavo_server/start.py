@@ -79,6 +79,8 @@ def start(settings: Settings) -> int:
             make_writable_directory("nvme_dir", settings.nvme_dir)
         if settings.tcp_address is not None:
             require_free_port("listen_tcp", settings.tcp_address)
+        if settings.bulk_address is not None:
+            require_free_port("listen_bulk", settings.bulk_address)
         if settings.http_address is not None:
             require_free_port("http", settings.http_address)
         require_memory(settings.memory_bytes)

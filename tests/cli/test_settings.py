@@ -123,6 +123,19 @@ def test_tcp_needs_a_word_of_consent_while_there_are_no_credentials() -> None:
     assert (address.host, address.port) == ("127.0.0.1", 0)
 
 
+def test_bulk_streams_have_a_port_beside_tcp_unless_told_otherwise() -> None:
+    assert load_settings({}, {}).bulk_address is None
+    tcp: dict[str, object] = {"listen_tcp": "10.0.0.7:9471", "allow_unauthenticated_tcp": "true"}
+    assert load_settings(tcp, {}).bulk_address == ("10.0.0.7", 0)
+    assert load_settings({**tcp, "listen_bulk": "10.9.0.7:9472"}, {}).bulk_address == (
+        "10.9.0.7",
+        9472,
+    )
+    assert load_settings({**tcp, "listen_bulk": "off"}, {}).bulk_address is None
+    assert "allow_unauthenticated_tcp" in refusal({"listen_bulk": "127.0.0.1:0"})
+    assert "listen_bulk" in refusal({**tcp, "listen_bulk": "nowhere"})
+
+
 @pytest.mark.parametrize("value", ["off", "OFF", ""])
 def test_http_port_can_be_switched_off(value: str) -> None:
     assert load_settings({"http": value}, {}).http_address is None

@@ -194,6 +194,8 @@ class _DeliveryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Delivery.Val
     """Grants into shared memory."""
     DELIVERY_INLINE: _Delivery.ValueType  # 2
     """Bytes in the response."""
+    DELIVERY_BULK: _Delivery.ValueType  # 3
+    """Grants whose units are to be asked for on bulk streams. Feature `bulk`."""
 
 class Delivery(_Delivery, metaclass=_DeliveryEnumTypeWrapper): ...
 
@@ -202,6 +204,8 @@ DELIVERY_GRANTS: Delivery.ValueType  # 1
 """Grants into shared memory."""
 DELIVERY_INLINE: Delivery.ValueType  # 2
 """Bytes in the response."""
+DELIVERY_BULK: Delivery.ValueType  # 3
+"""Grants whose units are to be asked for on bulk streams. Feature `bulk`."""
 Global___Delivery: _TypeAlias = Delivery  # noqa: Y015
 
 @_typing.final
@@ -320,6 +324,7 @@ class OpenSessionRequest(_message.Message):
     LAYOUT_FINGERPRINTS_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     WANT_SHARED_MEMORY_FIELD_NUMBER: _builtins.int
+    WANT_BULK_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """What speaks, e.g. "octavo-python/0.1.0". For logs and statistics only."""
     layout_fingerprints: _builtins.bytes
@@ -328,6 +333,8 @@ class OpenSessionRequest(_message.Message):
     """
     want_shared_memory: _builtins.bool
     """Whether the client can map shared memory of this host."""
+    want_bulk: _builtins.bool
+    """Whether the client can open bulk streams."""
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Namespaces wanted; empty means the default one."""
@@ -349,10 +356,11 @@ class OpenSessionRequest(_message.Message):
         layout_fingerprints: _builtins.bytes = ...,
         variants: _abc.Iterable[_builtins.int] | None = ...,
         want_shared_memory: _builtins.bool = ...,
+        want_bulk: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "layout_fingerprints", b"layout_fingerprints", "layouts", b"layouts", "namespaces", b"namespaces", "variants", b"variants", "want_shared_memory", b"want_shared_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "layout_fingerprints", b"layout_fingerprints", "layouts", b"layouts", "namespaces", b"namespaces", "variants", b"variants", "want_bulk", b"want_bulk", "want_shared_memory", b"want_shared_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,6 +379,7 @@ class OpenSessionResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
+    BULK_FIELD_NUMBER: _builtins.int
     session_id: _builtins.bytes
     """Names the session in every later call; unguessable. 16 bytes."""
     node_id: _builtins.str
@@ -399,6 +408,10 @@ class OpenSessionResponse(_message.Message):
     def shared_memory(self) -> Global___SharedMemory:
         """Present when the session may map the node's memory."""
 
+    @_builtins.property
+    def bulk(self) -> Global___BulkPort:
+        """Present when the session may open bulk streams, and wants to."""
+
     def __init__(
         self,
         *,
@@ -411,14 +424,87 @@ class OpenSessionResponse(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         shared_memory: Global___SharedMemory | None = ...,
         server: _builtins.str = ...,
+        bulk: Global___BulkPort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "shared_memory", b"shared_memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bulk", b"bulk", "limits", b"limits", "shared_memory", b"shared_memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "features", b"features", "layout_fingerprints", b"layout_fingerprints", "limits", b"limits", "namespaces", b"namespaces", "node_id", b"node_id", "server", b"server", "session_id", b"session_id", "shared_memory", b"shared_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "bulk", b"bulk", "features", b"features", "layout_fingerprints", b"layout_fingerprints", "limits", b"limits", "namespaces", b"namespaces", "node_id", b"node_id", "server", b"server", "session_id", b"session_id", "shared_memory", b"shared_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenSessionResponse: _TypeAlias = OpenSessionResponse  # noqa: Y015
+
+@_typing.final
+class BulkPort(_message.Message):
+    """Where bulk streams go: plain TCP connections that carry unit bytes. See docs/protocol.md."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    STREAMS_MAX_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """Empty: the host that the client reached the node at."""
+    port: _builtins.int
+    ticket: _builtins.bytes
+    """For the first stream; valid once, for a few seconds."""
+    streams_max: _builtins.int
+    """Streams that a session may have open."""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
+        streams_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port", "streams_max", b"streams_max", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkPort: _TypeAlias = BulkPort  # noqa: Y015
+
+@_typing.final
+class IssueBulkTicketRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IssueBulkTicketRequest: _TypeAlias = IssueBulkTicketRequest  # noqa: Y015
+
+@_typing.final
+class IssueBulkTicketResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.bytes
+    """Valid once, for a few seconds."""
+    def __init__(
+        self,
+        *,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IssueBulkTicketResponse: _TypeAlias = IssueBulkTicketResponse  # noqa: Y015
 
 @_typing.final
 class GrantedNamespace(_message.Message):
@@ -889,6 +975,7 @@ class GrantBatch(_message.Message):
     LENGTHS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     lease_ms: _builtins.int
     """Milliseconds from now."""
@@ -906,6 +993,10 @@ class GrantBatch(_message.Message):
     """u32: generation of the page's place in memory."""
     variants: _builtins.bytes
     """u16: variant."""
+    digests: _builtins.bytes
+    """u64: digest of the unit as in InlineData. Only with DELIVERY_BULK, where segments,
+    offsets and generations are left out.
+    """
     def __init__(
         self,
         *,
@@ -918,10 +1009,11 @@ class GrantBatch(_message.Message):
         lengths: _builtins.bytes = ...,
         generations: _builtins.bytes = ...,
         variants: _builtins.bytes = ...,
+        digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "lengths", b"lengths", "offsets", b"offsets", "positions", b"positions", "segments", b"segments", "units", b"units", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "generations", b"generations", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "lengths", b"lengths", "offsets", b"offsets", "positions", b"positions", "segments", b"segments", "units", b"units", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

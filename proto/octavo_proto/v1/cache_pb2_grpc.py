@@ -40,6 +40,11 @@ class CacheStub(object):
                 request_serializer=octavo__proto_dot_v1_dot_cache__pb2.OpenSessionRequest.SerializeToString,
                 response_deserializer=octavo__proto_dot_v1_dot_cache__pb2.OpenSessionResponse.FromString,
                 _registered_method=True)
+        self.IssueBulkTicket = channel.unary_unary(
+                '/octavo.v1.Cache/IssueBulkTicket',
+                request_serializer=octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketRequest.SerializeToString,
+                response_deserializer=octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketResponse.FromString,
+                _registered_method=True)
         self.CloseSession = channel.unary_unary(
                 '/octavo.v1.Cache/CloseSession',
                 request_serializer=octavo__proto_dot_v1_dot_cache__pb2.CloseSessionRequest.SerializeToString,
@@ -120,6 +125,13 @@ class CacheServicer(object):
         """Opens a session: which namespaces it may use, the layouts it will name, what
         the node allows. FAILED_PRECONDITION when a layout disagrees with what the
         node knows under that name; the message names the field that differs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IssueBulkTicket(self, request, context):
+        """A ticket for one more bulk stream of the session. Feature `bulk`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +249,11 @@ def add_CacheServicer_to_server(servicer, server):
                     request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.OpenSessionRequest.FromString,
                     response_serializer=octavo__proto_dot_v1_dot_cache__pb2.OpenSessionResponse.SerializeToString,
             ),
+            'IssueBulkTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.IssueBulkTicket,
+                    request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketRequest.FromString,
+                    response_serializer=octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketResponse.SerializeToString,
+            ),
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
                     request_deserializer=octavo__proto_dot_v1_dot_cache__pb2.CloseSessionRequest.FromString,
@@ -336,6 +353,33 @@ class Cache(object):
             '/octavo.v1.Cache/OpenSession',
             octavo__proto_dot_v1_dot_cache__pb2.OpenSessionRequest.SerializeToString,
             octavo__proto_dot_v1_dot_cache__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IssueBulkTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Cache/IssueBulkTicket',
+            octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketRequest.SerializeToString,
+            octavo__proto_dot_v1_dot_cache__pb2.IssueBulkTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class CacheStub:
     the node allows. FAILED_PRECONDITION when a layout disagrees with what the
     node knows under that name; the message names the field that differs.
     """
+    IssueBulkTicket: _grpc.UnaryUnaryMultiCallable[_cache_pb2.IssueBulkTicketRequest, _cache_pb2.IssueBulkTicketResponse]
+    """A ticket for one more bulk stream of the session. Feature `bulk`."""
     CloseSession: _grpc.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]
     """Ends a session. Its leases, holds and reservations end with it."""
     Match: _grpc.UnaryUnaryMultiCallable[_cache_pb2.MatchRequest, _cache_pb2.MatchResponse]
@@ -101,6 +103,8 @@ class CacheAsyncStub(CacheStub):
     the node allows. FAILED_PRECONDITION when a layout disagrees with what the
     node knows under that name; the message names the field that differs.
     """
+    IssueBulkTicket: _aio.UnaryUnaryMultiCallable[_cache_pb2.IssueBulkTicketRequest, _cache_pb2.IssueBulkTicketResponse]  # type: ignore[assignment]
+    """A ticket for one more bulk stream of the session. Feature `bulk`."""
     CloseSession: _aio.UnaryUnaryMultiCallable[_cache_pb2.CloseSessionRequest, _cache_pb2.CloseSessionResponse]  # type: ignore[assignment]
     """Ends a session. Its leases, holds and reservations end with it."""
     Match: _aio.UnaryUnaryMultiCallable[_cache_pb2.MatchRequest, _cache_pb2.MatchResponse]  # type: ignore[assignment]
@@ -155,6 +159,14 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         the node allows. FAILED_PRECONDITION when a layout disagrees with what the
         node knows under that name; the message names the field that differs.
         """
+
+    @_abc_1.abstractmethod
+    def IssueBulkTicket(
+        self,
+        request: _cache_pb2.IssueBulkTicketRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.IssueBulkTicketResponse, _abc.Awaitable[_cache_pb2.IssueBulkTicketResponse]]:
+        """A ticket for one more bulk stream of the session. Feature `bulk`."""
 
     @_abc_1.abstractmethod
     def CloseSession(

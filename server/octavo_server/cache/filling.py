@@ -146,7 +146,7 @@ class InlineFill:
         row = int(reservation.rows[position])
         unit_row = int(cache.table.unit_base[row]) + unit
         self.length = int(cache.table.units.length[unit_row])
-        self._seed = _seed(cache, reservation, row, unit, self.length)
+        self._seed = seed_of(cache, reservation, row, unit, self.length)
         place = int(cache.table.units.memory_offset[unit_row])
         self._view = cache.memory.arena.view(place, self.length)
         self.filled = 0
@@ -239,7 +239,7 @@ def _copies(
             source,
             arena.view(place, length),
             arena.address(place),
-            _seed(cache, reservation, row, unit, length),
+            seed_of(cache, reservation, row, unit, length),
         )
         for row, unit, place, source, length in zip(
             rows.tolist(), units.tolist(), places, sources, lengths, strict=True
@@ -247,7 +247,7 @@ def _copies(
     ]
 
 
-def _seed(cache: PageCache, reservation: Reservation, row: int, unit: int, length: int) -> int:
+def seed_of(cache: PageCache, reservation: Reservation, row: int, unit: int, length: int) -> int:
     table = cache.table
     key = table.key_low[row].tobytes() + table.key_high[row].tobytes()
     variant = int(table.variant[row])

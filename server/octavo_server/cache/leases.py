@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo_server.cache.chains import ChainView
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.deadlines import Deadline, Deadlines
@@ -14,6 +17,15 @@ from octavo_server.cache.page_table import Rows
 from octavo_server.cache.pins import Pins
 from octavo_server.cache.session import Session
 from octavo_server.errors import LimitReached, SessionUnknown
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeasedUnits:
+    """Units of a lease in the order of its grant, one row a unit: what streams may ask for."""
+
+    pages: Rows
+    places: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +38,8 @@ class Lease:
     deadline: Deadline
     on_expiry: Callable[[], None] | None = None
     """Called when it runs out, not when it is released."""
+    bulk_units: LeasedUnits | None = None
+    """None where the grant told the places themselves, or the bytes go with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,18 +99,23 @@ class Leases:
         self._counters.add("leases_granted")
         return lease
 
+    def find(self, session: Session, lease_id: int) -> Lease | None:
+        """The session's lease of that name, if it holds still."""
+        lease = self._leases.get(lease_id)
+        return lease if lease is not None and lease.session is session else None
+
     def release(self, session: Session, lease_id: int) -> bool:
         """Ends a lease. False if it had run out before, or never was this session's."""
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.session is not session:
+        lease = self.find(session, lease_id)
+        if lease is None:
             return False
         self._end_lease(lease)
         return True
 
     def renew(self, session: Session, lease_id: int, duration_s: float) -> bool:
         """Lets a lease last ``duration_s`` from now. False if it had run out."""
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.session is not session:
+        lease = self.find(session, lease_id)
+        if lease is None:
             return False
         lease.deadline.move(self._deadlines.now() + duration_s)
         return True

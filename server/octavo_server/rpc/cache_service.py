@@ -10,6 +10,7 @@ import numpy as np
 
 from octavo_proto import columns
 from octavo_proto.v1 import cache_pb2, cache_pb2_grpc
+from octavo_server.bulk.tickets import BulkPort
 from octavo_server.cache.chains import ChainView, read_chain, unit_indices
 from octavo_server.cache.getting import GetPages
 from octavo_server.cache.page_cache import PageCache
@@ -18,7 +19,7 @@ from octavo_server.cache.statuses import EXPIRED
 from octavo_server.errors import RequestError, Unavailable
 from octavo_server.rpc import requests
 from octavo_server.rpc.answers import limits_of, runs_of
-from octavo_server.rpc.delivery import Delivery, GrantDelivery, InlineDelivery
+from octavo_server.rpc.delivery import BulkDelivery, Delivery, GrantDelivery, InlineDelivery
 from octavo_server.rpc.put import receive_units
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.rpc.status import Context, answered, streamed
@@ -39,10 +40,14 @@ class NodeFacts:
 class CacheService(cache_pb2_grpc.CacheServicer):
     """Checks requests and hands them to the cache; see ``cache.proto`` for what each promises."""
 
-    def __init__(self, cache: PageCache, sessions: Sessions, facts: NodeFacts) -> None:
+    def __init__(
+        self, cache: PageCache, sessions: Sessions, facts: NodeFacts, bulk: BulkPort | None
+    ) -> None:
+        """``bulk``: None where the node serves no bulk streams."""
         self._cache = cache
         self._sessions = sessions
         self._facts = facts
+        self._bulk = bulk
 
     def _refused(self) -> None:
         self._cache.counters.add("requests_refused")
@@ -77,7 +82,20 @@ class CacheService(cache_pb2_grpc.CacheServicer):
                     segment_count=len(arena.segments),
                 )
             )
+        if request.want_bulk and self._bulk is not None:
+            response.bulk.CopyFrom(self._bulk.offer(session))
         return response
+
+    async def IssueBulkTicket(  # noqa: N802
+        self, request: cache_pb2.IssueBulkTicketRequest, context: Context
+    ) -> cache_pb2.IssueBulkTicketResponse:
+        async def work() -> cache_pb2.IssueBulkTicketResponse:
+            session = self._sessions.find(request.session_id)
+            if self._bulk is None:
+                raise Unavailable("this node serves no bulk streams")
+            return cache_pb2.IssueBulkTicketResponse(ticket=self._bulk.tickets.issue(session))
+
+        return await answered(context, self._refused, work())
 
     async def CloseSession(  # noqa: N802
         self, request: cache_pb2.CloseSessionRequest, context: Context
@@ -161,8 +179,12 @@ class CacheService(cache_pb2_grpc.CacheServicer):
     def _delivery(self, session: Session, request: cache_pb2.GetRequest) -> Delivery:
         if request.delivery == cache_pb2.DELIVERY_INLINE:
             return InlineDelivery(self._cache, session)
+        if request.delivery == cache_pb2.DELIVERY_BULK:
+            if self._bulk is None:
+                raise Unavailable("this node serves no bulk streams")
+            return BulkDelivery(self._cache)
         if request.delivery != cache_pb2.DELIVERY_GRANTS:
-            raise RequestError(f"delivery is {request.delivery}, allowed: GRANTS, INLINE")
+            raise RequestError(f"delivery is {request.delivery}, allowed: GRANTS, INLINE, BULK")
         if not session.attached:
             raise RequestError("grants need shared memory: this session never connected to it")
         return GrantDelivery(self._cache)

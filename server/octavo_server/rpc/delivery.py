@@ -11,6 +11,7 @@ from octavo_proto import columns
 from octavo_proto.limits import INLINE_PIECE_BYTES
 from octavo_proto.v1 import cache_pb2
 from octavo_server.cache.getting import GetPages, Grant, Outcome
+from octavo_server.cache.leases import LeasedUnits
 from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.session import Session
 from octavo_server.cache.statuses import DONE, EXPIRED, GRANTED
@@ -54,6 +55,40 @@ class GrantDelivery:
                     np.repeat(table.generation[item.rows], per_page), columns.U32
                 ),
                 variants=columns.write(np.repeat(table.variant[item.rows], per_page), columns.U16),
+            )
+        )
+
+
+class BulkDelivery:
+    """Says which units there are and what their digests are; the client asks for them on bulk
+    streams by their place in the grant, then releases the lease."""
+
+    def __init__(self, cache: PageCache) -> None:
+        self._cache = cache
+
+    def responses(self, asked: GetPages, item: Grant | Outcome) -> Generator[cache_pb2.GetResponse]:
+        if isinstance(item, Outcome):
+            yield _outcome(item.statuses)
+            return
+        table = self._cache.table
+        unit_rows = table.unit_rows(item.rows, asked.units).ravel()
+        per_page = len(asked.units)
+        lengths = table.units.length[unit_rows]
+        item.lease.bulk_units = LeasedUnits(
+            pages=np.repeat(item.rows, per_page),
+            places=table.units.memory_offset[unit_rows],
+            lengths=lengths.astype(np.int64),
+        )
+        self._cache.counters.add("get_bytes", int(lengths.sum()))
+        yield cache_pb2.GetResponse(
+            grants=cache_pb2.GrantBatch(
+                lease_id=item.lease.lease_id,
+                lease_ms=int(asked.lease_s * 1000),
+                positions=columns.write(np.repeat(item.positions, per_page), columns.U32),
+                units=columns.write(np.tile(asked.units, len(item.rows)), columns.U8),
+                lengths=columns.write(lengths, columns.U32),
+                variants=columns.write(np.repeat(table.variant[item.rows], per_page), columns.U16),
+                digests=columns.write(table.units.digest[unit_rows], columns.U64),
             )
         )
 

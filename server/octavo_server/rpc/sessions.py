@@ -63,6 +63,8 @@ class Sessions:
         self._open: dict[bytes, _Open] = {}
         self._tickets: dict[bytes, _Open] = {}
         self.draining = False
+        self.on_close: Callable[[Session], None] = lambda _session: None
+        """Called with each session that has ended."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -126,6 +128,12 @@ class Sessions:
         """The session of that name. Raises SessionUnknown."""
         return self._find(session_id).session
 
+    def keep(self, session: Session) -> None:
+        """It is in use: its silence begins anew. Harmless if it has ended."""
+        entry = self._open.get(session.session_id)
+        if entry is not None and not session.attached:
+            entry.idle.move(self._cache.deadlines.now() + self.idle_s)
+
     def ring(self, session: Session) -> StagingRing:
         """The session's staging ring. Raises RequestError where it has none."""
         ring = self._find(session.session_id).ring
@@ -170,6 +178,7 @@ class Sessions:
             entry.ring.close()
         if entry.hang_up is not None:
             entry.hang_up()
+        self.on_close(entry.session)
         self._cache.counters.add("sessions_closed")
 
     def close_all(self) -> None:
@@ -181,8 +190,7 @@ class Sessions:
         entry = self._open.get(session_id)
         if entry is None:
             raise SessionUnknown("unknown session: it was closed or ran out, or the node restarted")
-        if not entry.session.attached:
-            entry.idle.move(self._cache.deadlines.now() + self.idle_s)
+        self.keep(entry.session)
         return entry
 
     def _idled(self, session_id: bytes) -> None:
