@@ -29,6 +29,11 @@ class Address:
     def __str__(self) -> str:
         return self.target
 
+    @property
+    def host(self) -> str:
+        """The node's host, for other ports of it; a Unix socket's is this one."""
+        return "127.0.0.1" if self.is_local else self.target.rpartition(":")[0].strip("[]")
+
 
 def parse_address(text: str) -> Address:
     """``unix:/path/to/socket`` or ``host:port``.

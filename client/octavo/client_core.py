@@ -75,7 +75,7 @@ class ClientCore:
 
     @property
     def transport_name(self) -> str | None:
-        """``shm`` or ``grpc``, while a session is open."""
+        """``shm``, ``bulk`` or ``grpc``, while a session is open."""
         session = self._connection.session_if_open
         return None if session is None else session.transport.name
 

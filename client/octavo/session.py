@@ -21,6 +21,9 @@ from octavo.results import NodeInfo
 from octavo.terms import SessionTerms
 from octavo.transport.base import Transport
 from octavo.transport.broker import BrokerLink
+from octavo.transport.bulk import BulkTransport
+from octavo.transport.bulk_socket import BulkSocket
+from octavo.transport.bulk_streams import CONNECT_S
 from octavo.transport.inline import InlineTransport
 from octavo.transport.shm import ShmTransport
 from octavo.version import __version__
@@ -85,6 +88,7 @@ def open_session(
             layout_fingerprints=b"".join(layout.fingerprint() for layout in terms.layouts),
             variants=terms.variants,
             want_shared_memory=want_shared_memory,
+            want_bulk=terms.transport in ("auto", "bulk"),
         )
         try:
             response = wire.unary(wire.cache.OpenSession, request, deadline)
@@ -108,6 +112,10 @@ def open_session(
         )
         if want_shared_memory:
             _map_memory(session, response, terms, deadline, health)
+        if terms.transport == "bulk" or (
+            terms.transport == "auto" and session.transport.name == InlineTransport.name
+        ):
+            _open_bulk(session, response, terms, deadline, health)
     except BaseException:
         wire.close()
         raise
@@ -136,6 +144,41 @@ def _map_memory(
         health.failure("shared_memory_unavailable", error)
         return
     session.transport = ShmTransport(session.wire, session.session_id, link, health, on_lost)
+
+
+def _open_bulk(
+    session: Session,
+    response: cache_pb2.OpenSessionResponse,
+    terms: SessionTerms,
+    deadline: Deadline,
+    health: HealthRecorder,
+) -> None:
+    """Moves the session to bulk streams, or leaves it inline where that is allowed."""
+    required = terms.transport == "bulk"
+    if not response.HasField("bulk"):
+        if required:
+            raise ConnectError("the node offers no bulk streams")
+        return
+    wire, session_id, port = session.wire, session.session_id, response.bulk
+    host = port.host or wire.address.host
+
+    def connect(timeout_s: float) -> BulkSocket:
+        began = Deadline(timeout_s)
+        request = cache_pb2.IssueBulkTicketRequest(session_id=session_id)
+        issued = wire.unary(wire.cache.IssueBulkTicket, request, began)
+        return BulkSocket(host, port.port, issued.ticket, began.require_s())
+
+    try:
+        first = BulkSocket(host, port.port, port.ticket, min(deadline.require_s(), CONNECT_S))
+    except ConnectError as error:
+        if required:
+            raise
+        health.failure("bulk_unreachable", error)
+        return
+    health.count("bulk_streams_opened")
+    session.transport = BulkTransport(
+        wire, session_id, session.limits.unit_bytes_max, connect, first, health
+    )
 
 
 def _check_layouts(layouts: Sequence[Layout], fingerprints: bytes) -> None:

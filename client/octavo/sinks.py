@@ -70,12 +70,18 @@ class BufferSink:
         self.lengths = np.zeros(transfer.row_count, dtype=np.uint32)
 
     def accept_rows(self, rows: Rows) -> None:
+        copy_extents(self.places_of(rows), rows.addresses, rows.lengths)
+        self.placed(rows)
+
+    def places_of(self, rows: Rows) -> NDArray[np.int64]:
         if len(rows) and int(rows.lengths.max()) > self._rows.unit_bytes:
             raise TransferError(
                 f"a unit of {int(rows.lengths.max())} bytes came for rows of "
                 f"{self._rows.unit_bytes} bytes"
             )
-        copy_extents(self._rows.addresses_of(rows.rows), rows.addresses, rows.lengths)
+        return self._rows.addresses_of(rows.rows)
+
+    def placed(self, rows: Rows) -> None:
         self.lengths[rows.rows] = rows.lengths
 
 
@@ -112,7 +118,10 @@ class BufferSource:
         return np.full(1, self._variant, dtype=np.uint16)
 
     def fill_rows(self, rows: Rows) -> None:
-        copy_extents(rows.addresses, self._rows.addresses_of(rows.rows), rows.lengths)
+        copy_extents(rows.addresses, self.places_of(rows), rows.lengths)
+
+    def places_of(self, rows: Rows) -> NDArray[np.int64]:
+        return self._rows.addresses_of(rows.rows)
 
 
 class _BufferRows:

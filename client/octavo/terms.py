@@ -11,7 +11,7 @@ from octavo.errors import InvalidRequest
 from octavo_proto.layout import KvKind, Layout
 from octavo_proto.limits import LAYOUTS_PER_SESSION_MAX, NAMESPACES_PER_SESSION_MAX
 
-TransportChoice = Literal["auto", "shm", "grpc"]
+TransportChoice = Literal["auto", "shm", "bulk", "grpc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def checked_terms(
         namespaces
     ):
         raise InvalidRequest("two layouts or two namespaces have the same name")
-    if transport not in ("auto", "shm", "grpc"):
-        raise InvalidRequest(f"transport is {transport!r}, allowed: auto, shm, grpc")
+    if transport not in ("auto", "shm", "bulk", "grpc"):
+        raise InvalidRequest(f"transport is {transport!r}, allowed: auto, shm, bulk, grpc")
     return SessionTerms(tuple(layouts), tuple(namespaces), tuple(variants), transport)
 
 

@@ -121,6 +121,17 @@ class Rows:
             self.addresses[begin:end],
         )
 
+    def chosen(self, chosen: NDArray[np.bool_]) -> Rows:
+        """Those rows whose element of ``chosen`` is set."""
+        return Rows(
+            self.rows[chosen],
+            self.positions[chosen],
+            self.units[chosen],
+            self.variants[chosen],
+            self.lengths[chosen],
+            self.addresses[chosen],
+        )
+
     def slices(self, size_bytes_max: int = SLICE_BYTES_MAX) -> Iterator[Rows]:
         """The rows in order, in pieces of at most ``size_bytes_max`` or of one row."""
         for begin, end in cut(self.lengths, size_bytes_max, len(self)):
@@ -158,6 +169,29 @@ class RowSource(Protocol):
 
     def fill_rows(self, rows: Rows) -> None:
         """Writes each row's bytes at its address. Must not keep the addresses."""
+        ...
+
+
+@runtime_checkable
+class PlacingSink(RowSink, Protocol):
+    """A row sink into whose memory a transport may receive, instead of lending it the bytes."""
+
+    def places_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Where the bytes of rows belong. They are written there, by other threads and in any
+        order, until the get ends; of rows whose page is not ``DONE`` anything may lie there."""
+        ...
+
+    def placed(self, rows: Rows) -> None:
+        """The bytes of these rows lie at their places, whole."""
+        ...
+
+
+@runtime_checkable
+class PlacingSource(RowSource, Protocol):
+    """A row source from whose memory a transport may send, instead of having it copied."""
+
+    def places_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Where the bytes of rows lie; they are read there until the put ends."""
         ...
 
 

@@ -52,6 +52,7 @@ class Wire:
             ConnectError: this process was forked from one whose client had dialled.
         """
         _require_own_grpc()
+        self.address: Final = address
         self._channel = grpc.insecure_channel(address.target, options=_OPTIONS)
         self.cache: Final = cache_pb2_grpc.CacheStub(self._channel)
         self.admin: Final = admin_pb2_grpc.AdminStub(self._channel)

@@ -28,7 +28,7 @@ import octavo
 from octavo import Status
 from octavo.transport.shm import ShmTransport
 
-both_transports = pytest.mark.parametrize("transport", ["shm", "grpc"])
+every_transport = pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
 only_shm = pytest.mark.parametrize("transport", ["shm"])
 
 
@@ -47,7 +47,7 @@ def worker(mode: str, address: str, transport: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=Path(__file__).parents[2])
 
 
-@both_transports
+@every_transport
 def test_a_killed_node_is_a_miss_and_a_restarted_one_is_found(
     tmp_path: Path, transport: str
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_killed_node_is_a_miss_and_a_restarted_one_is_found(
         assert client.node.boot_id != first.boot_id
 
 
-@both_transports
+@every_transport
 def test_the_first_call_after_a_quick_restart_is_served(tmp_path: Path, transport: str) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
         chain, data = stored_prompt(client, 2, 4)
@@ -80,7 +80,7 @@ def test_the_first_call_after_a_quick_restart_is_served(tmp_path: Path, transpor
         assert client.health.swallowed_count == 0
 
 
-@both_transports
+@every_transport
 def test_a_node_with_another_master_key_gets_keys_of_its_own(
     tmp_path: Path, transport: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_copy_in_progress_survives_the_death_of_the_node(tmp_path: Path, trans
         until(lambda: arena_mappings() == others, 1.0)
 
 
-@both_transports
+@every_transport
 def test_a_hung_node_is_a_miss_within_the_deadline_and_recovers(
     tmp_path: Path, transport: str
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_put_whose_commit_is_not_answered_never_lends_its_ring_again(
         assert np.array_equal(buffer, data)
 
 
-@both_transports
+@every_transport
 def test_a_worker_killed_in_the_middle_of_a_put_leaves_nothing_behind(
     tmp_path: Path, transport: str
 ) -> None:
@@ -224,14 +224,14 @@ def test_a_worker_killed_in_the_middle_of_a_put_leaves_nothing_behind(
         assert watcher.put(chain, octavo.BufferSource(data, UNIT)).stored_pages == 4
 
 
-@both_transports
+@every_transport
 @pytest.mark.parametrize("mode", ["fork-before", "fork-after"])
 def test_a_fork_is_safe_for_parent_and_child(tmp_path: Path, transport: str, mode: str) -> None:
     with NodeProcess(tmp_path) as node, worker(mode, node.address, transport) as forking:
         assert forking.wait(30) == 0
 
 
-@both_transports
+@every_transport
 def test_durable_pages_are_got_from_nvme_after_a_kill(tmp_path: Path, transport: str) -> None:
     with (
         NodeProcess(tmp_path, nvme_dir=tmp_path / "nvme", nvme_bytes="64MiB") as node,
@@ -249,7 +249,7 @@ def test_durable_pages_are_got_from_nvme_after_a_kill(tmp_path: Path, transport:
         assert client.match(chain).runs[0].tier is octavo.Tier.MEMORY
 
 
-@both_transports
+@every_transport
 def test_many_gets_through_a_restart_never_see_a_wrong_byte(tmp_path: Path, transport: str) -> None:
     with NodeProcess(tmp_path) as node, client_of(node.address, transport) as client:
         stop = threading.Event()

@@ -1,4 +1,4 @@
-"""One contract for both transports, on a real node."""
+"""One contract for all transports, on a real node."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[NodeProcess]:
         lease_s=LEASE_S,
         hold_s=1,
         reservation_s=2,
+        listen_bulk="127.0.0.1:0",
+        allow_unauthenticated_tcp="true",
     ) as process:
         yield process
 
 
-@pytest.fixture(params=["shm", "grpc"])
+@pytest.fixture(params=["shm", "bulk", "grpc"])
 def client(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[octavo.Client]:
     with client_of(node.address, request.param) as made:
         made.connect()

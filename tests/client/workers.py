@@ -70,7 +70,8 @@ def fork_after(client: octavo.Client) -> None:
     _, status = os.waitpid(child, 0)
     assert status == 0
     assert client.get(chain, sink_for(buffer_for(4))).page_count == 4
-    assert client.health.counters == {"sessions_opened": 1}
+    streams = {"bulk_streams_opened": 1} if client.transport_name == "bulk" else {}
+    assert client.health.counters == {"sessions_opened": 1, **streams}
 
 
 def main(mode: str, address: str, transport: str) -> None:

@@ -235,18 +235,24 @@ def test_reflection_describes_the_protocol(node: NodeProcess) -> None:
     assert {"Match", "Get", "Reserve", "Commit"} <= methods
 
 
-def test_tcp_serves_whoever_it_was_opened_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("listen_bulk", "transport"), [("auto", "bulk"), ("off", "grpc")])
+def test_tcp_serves_whoever_it_was_opened_for(
+    tmp_path: Path, listen_bulk: str, transport: str
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with NodeProcess(
-        tmp_path, listen_tcp=f"127.0.0.1:{port}", allow_unauthenticated_tcp="true"
+        tmp_path,
+        listen_tcp=f"127.0.0.1:{port}",
+        listen_bulk=listen_bulk,
+        allow_unauthenticated_tcp="true",
     ) as node:
         pages = np.arange(3 * UNIT_BYTES, dtype=np.uint64).astype(np.uint8)
         with octavo.Client(f"127.0.0.1:{port}", layouts=[LAYOUT]) as client:
             chain = client.chain(range(3 * LAYOUT.page_tokens))
             assert client.put(chain, octavo.BufferSource(pages, UNIT_BYTES)).stored_pages == 3
-            assert client.transport_name == "grpc"
+            assert client.transport_name == transport
         got = np.zeros_like(pages)
         with octavo.Client(node.address, layouts=[LAYOUT], transport="shm") as client:
             chain = client.chain(range(3 * LAYOUT.page_tokens))

@@ -142,19 +142,8 @@ class ShmTransport(Transport):
             lengths=lengths,
             addresses=self._mappings.segment_addresses[segments] + offsets.astype(np.int64),
         )
-        return found if wanted.all() else _chosen(found, wanted)
+        return found if wanted.all() else found.chosen(wanted)
 
 
 def _column(name: str, data: bytes, dtype: np.dtype[Any], row_count: int) -> NDArray[Any]:
     return columns.read(name, data, dtype, row_count)
-
-
-def _chosen(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    return Rows(
-        rows.rows[chosen],
-        rows.positions[chosen],
-        rows.units[chosen],
-        rows.variants[chosen],
-        rows.lengths[chosen],
-        rows.addresses[chosen],
-    )
