@@ -56,6 +56,24 @@ def local(
 
 
 @app.command()
+def bulk(
+    pairs: Annotated[
+        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
+    ] = 15,
+    as_json: Json = False,
+) -> None:
+    """Get and put over plain TCP streams on loopback, beside plain blocking sockets.
+
+    What workers without shared memory have. Starts a node of its own and needs about 2 GB.
+
+    Examples:
+
+      octavo bench bulk --json | tail -n 1 | jq .get_ratio
+    """
+    show_figures("bench bulk", measure("bulk", pairs=pairs), as_json=as_json)
+
+
+@app.command()
 def nvme(
     directory: Annotated[
         Path | None,
