@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tests.cache.invariants import check_invariants
-from tests.cache.world import KIB, World, body, chain_of
+from tests.cache.world import KIB, World, body, chain_of, keys
 
 from octavo_server.cache.limits import CacheLimits
 from octavo_server.cache.retaining import Retention
@@ -105,6 +106,30 @@ def test_what_pins_may_keep_is_bounded_heads_first_and_the_put_goes_on() -> None
             world.advance(10.0)
             other = chain_of(session, [115])
             assert world.cache.retain(session, other, TEN_S).tolist() == [DONE]
+
+    run(test())
+
+
+def test_pins_leave_slabs_for_pages_of_another_size() -> None:
+    """A small page in each slab, and no page of another size would find room for as long."""
+
+    async def test() -> None:
+        async with small(share=0.5) as world:  # 4 slabs of 4 pages
+            session = await world.session()
+            for number in range(PAGES):
+                await world.put(session, chain_of(session, [number]), [number])
+            table = world.cache.table
+            slabs = table.units.memory_offset[: table.high_water] // (16 * KIB)
+            statuses: list[int] = []
+            for slab in range(4):
+                row = int(np.argmax(slabs == slab))
+                number = next(n for n in range(PAGES) if keys([n])[0, 0] == table.key_low[row])
+                chain = chain_of(session, [number])
+                statuses += world.cache.retain(session, chain, TEN_S).tolist()
+            assert statuses == [DONE, DONE, QUOTA_EXCEEDED, QUOTA_EXCEEDED]
+            large = chain_of(session, [500])
+            stored = await world.put(session, large, [500], length=16 * KIB)
+            assert stored.ravel().tolist() == [STORED]
 
     run(test())
 

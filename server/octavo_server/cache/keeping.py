@@ -1,28 +1,50 @@
 """Which pages requests have pinned for a time: they are not evicted, from no tier.
 
 Not to be confused with ``pins.py``, which counts who needs a page's places at this moment. To
-keep a page is a wish; what all of them may keep is bounded, or nothing else found room any more.
+keep a page is a wish; what all of them may keep is bounded, or nothing else found room any more:
+by bytes, and by slabs, since a slab with one kept page has no room for pages of another size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_server.cache.page_table import PageTable, Rows
-from octavo_server.store.slabs import sizes_of_slots
+from octavo_server.cache.page_table import NOWHERE, PageTable, Rows
+from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
+
+SLAB_SHARE_MAX: Final = 0.5
+"""Part of a tier's slabs in which pages may lie when they are pinned. One that is loaded later may
+come to lie in another."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSlabs:
+    """Where the units of a tier lie (a column of the page table), and in slabs of which size."""
+
+    place: NDArray[np.int64]
+    slots: SlabAllocator
 
 
 class Keeping:
     """Keeps the page table's ``kept`` column, and until when each of its pages is kept."""
 
-    def __init__(self, table: PageTable, now: Callable[[], float], bytes_max: int) -> None:
+    def __init__(
+        self,
+        table: PageTable,
+        tiers: Sequence[TierSlabs],
+        share_max: float,
+        now: Callable[[], float],
+    ) -> None:
+        """``share_max``: part of the smaller tier that kept pages may take."""
         self._table: Final = table
+        self._tiers: Final = tiers
         self._now = now
-        self.bytes_max: Final = bytes_max
+        self.bytes_max: Final = int(share_max * min(tier.slots.capacity_bytes for tier in tiers))
         self._rows: Rows = np.empty(0, dtype=np.int32)
         self._until = np.empty(0, dtype=np.float64)
         self._next_due = np.inf
@@ -45,6 +67,8 @@ class Keeping:
         table = self._table
         sizes = np.where(table.kept[rows], 0, self._slot_bytes(rows))
         granted: NDArray[np.bool_] = taken_bytes + np.cumsum(sizes) <= self.bytes_max
+        for tier in self._tiers:
+            granted &= self._slabs_suffice(tier, rows)
         granted |= table.kept[rows]
         kept = rows[granted]
         table.kept[kept] = True
@@ -79,6 +103,24 @@ class Keeping:
         self._rows, self._until = rows[stays], self._until[stays]
         self._next_due = float(self._until.min()) if len(self._until) else np.inf
         table.any_kept = bool(len(self._rows))
+
+    def _slabs_suffice(self, tier: TierSlabs, rows: Rows) -> NDArray[np.bool_]:
+        """For each of ``rows`` whether it, with those before it, lies in slabs that may be used."""
+        slots = tier.slots
+        used = np.zeros(slots.slab_count, dtype=np.bool_)
+        used[self._slabs(tier, self._rows)[1]] = True
+        owners, slabs = self._slabs(tier, rows)
+        owners, slabs = owners[~used[slabs]], slabs[~used[slabs]]
+        _, first = np.unique(slabs, return_index=True)
+        added = np.cumsum(np.bincount(owners[first], minlength=len(rows)))
+        return np.asarray(used.sum() + added <= SLAB_SHARE_MAX * slots.slab_count)
+
+    def _slabs(self, tier: TierSlabs, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The slab of each unit of these pages that lies in the tier, and which page's it is."""
+        owners, units = self._table.expanded(rows)
+        places = tier.place[units]
+        here = places != NOWHERE
+        return owners[here], places[here] // tier.slots.slab_bytes
 
     def _slot_bytes(self, rows: Rows) -> NDArray[np.int64]:
         """Slots of each page. Of one that has not all of its units yet, the longest stands for

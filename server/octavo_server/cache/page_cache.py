@@ -28,7 +28,7 @@ from octavo_server.cache.chains import ChainView
 from octavo_server.cache.counters import Counters
 from octavo_server.cache.deadlines import Deadlines
 from octavo_server.cache.hints import Conversations
-from octavo_server.cache.keeping import Keeping
+from octavo_server.cache.keeping import Keeping, TierSlabs
 from octavo_server.cache.leases import Hold, Leases
 from octavo_server.cache.lifetimes import Lifetimes
 from octavo_server.cache.limits import CacheLimits
@@ -79,9 +79,11 @@ class PageCache:
         self.policy: Final = policy_of(self.table)
         self.pins: Final = Pins(self.table)
         self.lifetimes: Final = Lifetimes(self.table, wall_s)
-        tiers = [arena.capacity_bytes, *([store.capacity_bytes] if store is not None else [])]
-        pin_bytes_max = int(limits.pin_share_max * min(tiers))
-        self.keeping: Final = Keeping(self.table, now, pin_bytes_max)
+        units = self.table.units
+        tiers = [TierSlabs(units.memory_offset, arena.slots)]
+        if store is not None:
+            tiers.append(TierSlabs(units.nvme_offset, store.slots))
+        self.keeping: Final = Keeping(self.table, tiers, limits.pin_share_max, now)
         self.conversations: Final = Conversations(now, self.counters)
         self.memory: Final = MemoryTier(self.table, arena, self.policy, self.counters)
         self.leases: Final = Leases(self.pins, self.deadlines, limits, self.counters)
