@@ -216,3 +216,25 @@ def test_a_get_cancelled_in_the_middle_ends_at_once_and_writes_no_more(
     then = buffer.copy()
     time.sleep(0.3)
     assert np.array_equal(buffer, then)
+
+
+def test_one_stream_is_enough_where_others_cannot_be_opened(
+    node: NodeProcess, proxy: FaultyProxy, stored: Bytes
+) -> None:
+    with bulk_client(node) as client:
+        client.connect()
+        proxy.refuse()
+        for _ in range(3):
+            assert get(client, stored).counts == {Status.DONE: PAGES}
+        assert "bulk_fell_back" not in client.health.counters
+        assert proxy.connection_count == 1
+
+
+def test_a_link_that_carries_nothing_is_left_alone_for_a_while(
+    node: NodeProcess, proxy: FaultyProxy, stored: Bytes
+) -> None:
+    proxy.to_client = Fault(Kind.STALL, after_bytes=10)  # the welcome passes
+    with bulk_client(node, timeout_s=1.0) as client:
+        assert get(client, stored).counts == {Status.UNAVAILABLE: PAGES}
+        assert get(client, stored).counts == {Status.DONE: PAGES}
+        assert client.health.counters["bulk_fell_back"] == 1

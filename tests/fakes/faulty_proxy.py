@@ -59,10 +59,14 @@ class FaultyProxy(AbstractContextManager["FaultyProxy"]):
     def stop(self) -> None:
         """Nobody is served from now on."""
         self._ended.set()
+        self.refuse()
+        self.cut()
+
+    def refuse(self) -> None:
+        """Whoever is connected stays so; others are refused from now on."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.cut()
 
     def cut(self) -> None:
         """Hangs up on whoever is connected."""
@@ -75,6 +79,8 @@ class FaultyProxy(AbstractContextManager["FaultyProxy"]):
                 client, _ = self._listener.accept()
                 node = socket.create_connection(("127.0.0.1", self.target_port))
             except OSError:
+                if self._listener.fileno() < 0:
+                    return
                 continue
             self.connection_count += 1
             self._sockets += [client, node]

@@ -78,7 +78,8 @@ class BulkTransport(Transport):
         if self._streams.usable:
             ledger = self._get(order, sink)
             # What could not move at all for want of a stream is worth the slower way.
-            if ledger.arrived_count or self._streams.usable:
+            late = order.deadline.remaining_s() <= 0
+            if ledger.arrived_count or self._streams.usable or late:
                 return GetReport(ledger.statuses(), ledger.bytes_copied)
         self._health.count("bulk_fell_back")
         return self._inline.get(order, sink)
@@ -118,6 +119,8 @@ class BulkTransport(Transport):
             call.close()
             arriving.release_rest()
             leases.settle(ledger)
+        if arriving.asked_count and not arriving.answered_count:
+            self._streams.doubt()
         return ledger
 
     def _put(self, order: PutOrder, source: RowSource) -> PutReport:
@@ -143,6 +146,8 @@ class BulkTransport(Transport):
         finally:
             call.close()
             abort(wire, order.session_id, reserved.reservation_id, self._health)
+        if not departing.bytes_put:
+            self._streams.doubt()
         statuses[statuses == Status.RESERVED] = Status.UNAVAILABLE
         worker_s = time.monotonic() - started_s
         return PutReport(statuses, worker_s, departing.bytes_put, reserved.unpinned_count)
@@ -193,23 +198,18 @@ class _Arriving:
         self._buffers: dict[GetPart, bytearray] = {}
         self._lease_of: dict[GetPart, int] = {}
         self._open_parts: dict[int, int] = {}  # by lease
+        self.asked_count = 0
+        self.answered_count = 0
 
     def ask(self, grants: cache_pb2.GrantBatch, unit_bytes_max: int) -> None:
         """Asks for all units of a grant; takes in what has come meanwhile."""
         self._open_parts[grants.lease_id] = 1  # this loop's own
-        renew_if_due = self._leases.renewer(grants.lease_id, grants.lease_ms)
         rows, digests, wanted = _granted(grants, self._ledger, unit_bytes_max)
         for first, end in _runs(wanted):
             run = rows.take(first, end)
             for begin, stop in cut(run.lengths, bulk.PART_BYTES, bulk.ROWS_MAX):
                 part_digests = digests[first + begin : first + stop]
-                self._submit(
-                    grants.lease_id,
-                    first + begin,
-                    run.take(begin, stop),
-                    part_digests,
-                    renew_if_due,
-                )
+                self._submit(grants.lease_id, first + begin, run.take(begin, stop), part_digests)
         self._end_part(grants.lease_id)
 
     def collect_all(self) -> None:
@@ -229,7 +229,6 @@ class _Arriving:
         first: int,
         rows: Rows,
         digests: NDArray[np.uint64],
-        on_end: Callable[[], None],
     ) -> None:
         buffer = None
         if self._placing is not None:
@@ -240,11 +239,12 @@ class _Arriving:
             buffer = self._scratch.take(rows.size_bytes)
             starts = np.cumsum(rows.lengths) - rows.lengths
             rows = placed(rows, region_of(buffer).address + starts)
-        part = GetPart(self._call, self._identity, lease_id, first, rows, digests, on_end)
+        part = GetPart(self._call, self._identity, lease_id, first, rows, digests)
         if buffer is not None:
             self._buffers[part] = buffer
         self._lease_of[part] = lease_id
         self._open_parts[lease_id] += 1
+        self.asked_count += 1
         self._call.submit(part)
         self._collect(wait=False)
 
@@ -266,6 +266,7 @@ class _Arriving:
     def _take_in(self, part: GetPart) -> None:
         if part.error is not None:
             return  # counted where the stream broke; the pages are UNAVAILABLE
+        self.answered_count += 1
         if part.refused is not None:
             self._health.count("bulk_refused")
             if part.refused == Status.EXPIRED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,9 +52,8 @@ class GetPart(Part):
         first: int,
         rows: Rows,
         digests: NDArray[np.uint64],
-        on_end: Callable[[], None],
     ) -> None:
-        """``on_end`` is called on the stream's thread whenever bytes have come."""
+        """``digests``: what the grant says that the rows' bytes have."""
         super().__init__(call)
         self.can_go_again = True
         self.rows: Final = rows
@@ -66,7 +64,6 @@ class GetPart(Part):
         self._identity = identity
         self._digests: list[int] = digests.tolist()
         self._request = bulk.Request(bulk.GET, first, len(rows), lease_id)
-        self._on_end = on_end
 
     def begin(self, stream: BulkSocket) -> None:
         request = memoryview(self._request.pack())
@@ -88,7 +85,6 @@ class GetPart(Part):
             # Now, for the bytes are still in the processor's cache.
             self.whole[row] = self._identity.digest(rows, row) == self._digests[row]
         self.doubtful = not self.whole.all()
-        self._on_end()
 
     def _wanted(self) -> bool:
         return self.call.wanted

@@ -15,7 +15,13 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from octavo.errors import CallCancelled, ConnectError, NodeTimeout, NodeUnavailable
+from octavo.errors import (
+    CallCancelled,
+    ConnectError,
+    NodeFailed,
+    NodeTimeout,
+    NodeUnavailable,
+)
 from octavo.health import HealthRecorder
 from octavo.transport.bulk_socket import BulkSocket
 
@@ -135,11 +141,20 @@ class Streams:
         self._idle_count = 0
         self._closed = False
         self._refused_until_s = 0.0
+        self._doubted_until_s = 0.0
 
     @property
     def usable(self) -> bool:
         """Whether it is worth submitting anything now."""
-        return not self._closed and time.monotonic() >= self._refused_until_s
+        now_s = time.monotonic()
+        if self._closed or now_s < self._doubted_until_s:
+            return False
+        return now_s >= self._refused_until_s or self._others_have_streams(None)
+
+    def doubt(self) -> None:
+        """Bytes were asked for, and none came in time: new calls had better go another way for a
+        while, unless a part of some other call arrives."""
+        self._doubted_until_s = time.monotonic() + REFUSED_PAUSE_S
 
     def submit(self, part: Part) -> None:
         """Queues a part; its call hears of its end."""
@@ -152,9 +167,7 @@ class Streams:
             if self._idle_count >= len(self._queue):
                 self._ready.notify()
                 return
-            for lane in self._lanes:
-                if lane.start():
-                    return
+            self._start_lane()
 
     def withdraw(self, call: Call) -> None:
         """Ends a call's parts: those that wait, and those that a stream is carrying."""
@@ -191,12 +204,12 @@ class Streams:
 
     def connect_for(self, lane: _Lane, part: Part) -> BulkSocket:
         """Another stream for a lane, to carry ``part`` first. Raises NodeUnavailable."""
-        if not self.usable:
-            raise ConnectError("the bulk port was out of reach a moment ago")
         left_s = part.call.until_s - time.monotonic()
+        if time.monotonic() < self._refused_until_s:
+            raise ConnectError("the bulk port was out of reach a moment ago")
+        if left_s <= 0:
+            raise NodeTimeout("the deadline passed before a bulk stream was open")
         try:
-            if left_s <= 0:
-                raise NodeTimeout("the deadline passed before a bulk stream was open")
             stream = self._connect(min(left_s, CONNECT_S))
         except NodeUnavailable as error:
             self._refused_until_s = time.monotonic() + REFUSED_PAUSE_S
@@ -222,6 +235,12 @@ class Streams:
                 if not self._queue or type(self._queue[0]) is not type(after):
                     return None
             else:
+                refused = lane.stream is None and time.monotonic() < self._refused_until_s
+                if refused and self._others_have_streams(lane):
+                    lane.runs = False
+                    if self._queue:
+                        self._start_lane()
+                    return None
                 self._idle_count += 1
                 in_time = self._ready.wait_for(lambda: self._queue or self._closed, IDLE_S)
                 self._idle_count -= 1
@@ -243,6 +262,8 @@ class Streams:
         """A lane's part has ended, and its stream is well."""
         with self._lock:
             lane.begun.remove(part)
+            if part.error is None:
+                self._doubted_until_s = 0.0
         part.call.finished(part)
 
     def broke(self, lane: _Lane, error: NodeUnavailable) -> None:
@@ -259,6 +280,19 @@ class Streams:
                 part.call.finished(part)
         if any(part.call.wanted for part in begun):
             self._health.failure("bulk_stream_broke", error)
+
+    def _others_have_streams(self, lane: _Lane | None) -> bool:
+        return any(other.stream is not None for other in self._lanes if other is not lane)
+
+    def _start_lane(self) -> None:
+        """One more thread for what waits, if there is one that can do anything about it: those
+        that have streams come first, and where none has, one that will say so."""
+        refused = time.monotonic() < self._refused_until_s and self._others_have_streams(None)
+        for lane in sorted(self._lanes, key=lambda each: each.stream is None):
+            if lane.stream is None and refused:
+                return
+            if lane.start():
+                return
 
     def _goes_again(self, part: Part) -> bool:
         again = part.can_go_again and part.call.wanted and self.usable
@@ -296,6 +330,8 @@ class _Lane:
                 self._carry(part)
             except NodeUnavailable as error:
                 self._streams.broke(self, error)
+            except Exception as error:  # noqa: BLE001 - a call waits for the part, and is told
+                self._streams.broke(self, NodeFailed(f"on a bulk stream: {error!r}"))
 
     def _carry(self, first: Part) -> None:
         """Carries a part, and those that can be begun behind it."""
