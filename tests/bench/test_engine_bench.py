@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,13 @@ import pytest
 from octavo.bench import vllm_child
 from octavo.bench.engine_figures import IdleShare, median_upper95, percentiles
 from octavo.bench.engine_timing import CallTimes, Times, read_times, timed_methods
-from octavo.bench.vllm_child import EngineError, NoEngineError, VllmChild, engine_python
+from octavo.bench.vllm_child import (
+    EngineError,
+    NoEngineError,
+    VllmChild,
+    engine_python,
+    process_cpu_s,
+)
 from octavo.cli.main import main
 
 
@@ -164,6 +172,17 @@ def test_times_are_read_as_milliseconds_of_steps_that_compute_and_steps_that_wai
     file = tmp_path / "times"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_times(file) == Times([1.0], [0.5], [3.0], [2.0], [1.0])
+
+
+def test_processor_time_of_a_process_group_is_that_of_its_processes() -> None:
+    found = Path("/proc/self/stat")
+    before = process_cpu_s(found, os.getpgrp())
+    used_s = time.process_time()
+    while time.process_time() < used_s + 0.1:
+        pass
+    assert 0.08 <= process_cpu_s(found, os.getpgrp()) - before <= 1.0
+    assert process_cpu_s(found, os.getpgrp() + 1) == 0.0
+    assert process_cpu_s(Path("/proc/0/stat"), os.getpgrp()) == 0.0
 
 
 def test_engine_that_does_not_start_says_why(

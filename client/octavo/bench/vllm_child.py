@@ -212,6 +212,12 @@ class VllmChild:
         if not self._call({"do": "reset_prefix_cache"}):
             raise self._error("did not reset its prefix cache")
 
+    def cpu_s(self) -> float:
+        """Processor time that the engine's processes have used so far."""
+        return sum(
+            process_cpu_s(path, self._running().pid) for path in Path("/proc").glob("[0-9]*/stat")
+        )
+
     def stop(self) -> None:
         """Ends the engine as a user would who is done with it.
 
@@ -294,3 +300,15 @@ class VllmChild:
 
     def _error(self, what: str) -> EngineError:
         return EngineError(with_log(f"the engine {what}; its log ends:", self.log, LOG_LINES))
+
+
+def process_cpu_s(stat: Path, group: int) -> float:
+    """Processor time of a process if it is in a process group, else 0."""
+    try:
+        # Behind the name, which may hold anything: state, parent, group, ..., utime, stime.
+        fields = stat.read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0  # it has ended meanwhile
+    if int(fields[2]) != group:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
