@@ -67,6 +67,21 @@ def test_a_pin_is_of_what_is_stored_and_of_what_was_found(mortal_node: NodeProce
         assert engine.count("unpinned_pages") == 0
 
 
+def test_a_consumer_pins_what_it_finds_and_a_request_that_stores_nothing_does_not(
+    mortal_node: NodeProcess,
+) -> None:
+    with Engine(mortal_node.address, engine_kv(), ALWAYS, role=Role.PRODUCER) as producer:
+        producer.serve(PROMPT)
+        producer.drain()
+    with Engine(mortal_node.address, engine_kv(), ALWAYS, role=Role.CONSUMER) as consumer:
+        only_loads = RequestParams(store=False, retention=Retention(pin_s=60.0))
+        assert consumer.serve(PROMPT, params=only_loads).loaded_tokens == 192
+        assert consumer.serve(PROMPT).loaded_tokens == 192
+        assert statistics(consumer).gauges["kept_pages"] == 0
+        assert consumer.serve(PROMPT, params=wished(pin_s=60.0)).loaded_tokens == 192
+        until(lambda: statistics(consumer).gauges["kept_pages"] == 6)
+
+
 def test_pins_without_room_are_counted_and_cost_nothing_else(tmp_path: Path) -> None:
     with (
         NodeProcess(tmp_path, pin_share=0) as node,
@@ -112,6 +127,16 @@ def test_a_producer_leaves_it_to_the_consumer_to_tell_the_end(mortal_node: NodeP
         consumer.serve(PROMPT, params=params)
         until(lambda: statistics(consumer).counters["hints_ended"] == 1)
         assert statistics(consumer).gauges["conversations"] == 0
+
+
+def test_a_consumer_that_asks_many_times_tells_of_its_session_once(
+    mortal_node: NodeProcess,
+) -> None:
+    settings = ConnectorSettings(load_policy="always", match_timeout_s=20.0, pending_timeout_s=0.3)
+    with Engine(mortal_node.address, engine_kv(), settings, role=Role.CONSUMER) as consumer:
+        consumer.serve(PROMPT, params=RequestParams(tokens=192, conversation="s"))
+        assert consumer.count("matches") > 1
+        assert statistics(consumer).counters["hints_ongoing"] == 1
 
 
 def test_hints_that_nobody_hears_are_counted(mortal_node: NodeProcess) -> None:

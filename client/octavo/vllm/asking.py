@@ -87,7 +87,6 @@ class Asking:
             extras,
             hold=state.may_load,
             hint=state.untold,
-            retention=state.params.retention if state.may_save else NO_WISH,
         )
         state.untold = None  # once is enough: a consumer asks many times
         state.lookup = lookup
@@ -105,6 +104,14 @@ class Asking:
         held = lookup.match.hold
         lasts_s = UNHELD_S if held is None else held.hold_s * HOLD_SHARE
         return self._clock() > lookup.done_at_s + lasts_s
+
+    def retain_found(self, state: RequestState) -> None:
+        """Lets what was found stay as long as the request wishes. Said once, when it is clear what
+        the request goes on with: a consumer asks many times before."""
+        lookup = state.lookup
+        if state.unsaid and lookup is not None and lookup.match.page_count:
+            self._matcher.retain(state.chain, state.unsaid, lookup.match.page_count)
+            state.unsaid = NO_WISH
 
     def tell_afterwards(self, state: RequestState) -> None:
         """A request has been served: what it said of its session comes true now."""

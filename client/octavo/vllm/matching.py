@@ -15,7 +15,7 @@ from octavo.client import Client
 from octavo.errors import ClientClosed, InvalidRequest, OctavoError
 from octavo.results import Hold, Match
 from octavo.status import Status
-from octavo.vllm.params import NO_WISH, Retention
+from octavo.vllm.params import Retention
 from octavo.wishes import SessionHint
 
 THREADS: Final = 2
@@ -46,17 +46,15 @@ class Lookup:
         *,
         hold: bool,
         hint: SessionHint | None = None,
-        retention: Retention = NO_WISH,
     ) -> None:
         """``tokens``, which begin at ``first_token``, are appended to the chain first, with
-        ``extras``. What is found is retained as ``retention`` wishes."""
+        ``extras``."""
         self.chain: Final = chain
         self.first_token: Final = first_token
         self.tokens: Final = tokens
         self.extras: Final = extras
         self.wants_hold: Final = hold
         self.hint: Final = hint
-        self.retention: Final = retention
         self.asked_at_s: float | None = None
         """When the scheduler first wanted to know."""
         self._lock = threading.Lock()
@@ -130,6 +128,10 @@ class Matcher:
         if hold is not None:
             self._jobs.put(lambda: self._release(hold))
 
+    def retain(self, chain: Chain, retention: Retention, page_count: int) -> None:
+        """Lets the chain's pages, of which ``page_count`` were found, stay for so long."""
+        self._jobs.put(lambda: self._retain(chain, retention, page_count))
+
     def tell(self, hint: SessionHint, chain: Chain | None, namespace: str) -> None:
         """Tells the node what becomes of a session; ``chain`` is what it has of pages so far."""
         self._jobs.put(lambda: self._tell(hint, chain, namespace))
@@ -180,11 +182,8 @@ class Matcher:
         unwanted = lookup.finish(match)
         if unwanted is not None:
             self._release(unwanted)
-        if lookup.retention and match.page_count:
-            self._retain(lookup.chain, lookup.retention, match.page_count)
 
     def _retain(self, chain: Chain, retention: Retention, page_count: int) -> None:
-        """Lets what was found stay as long as its request wishes."""
         unpinned = page_count
         try:
             statuses = self._client.retain(chain, ttl_s=retention.ttl_s, pin_s=retention.pin_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from octavo.chain import Chain
 from octavo.vllm.identity import RequestIdentity
 from octavo.vllm.matching import Lookup
-from octavo.vllm.params import RequestParams
+from octavo.vllm.params import NO_WISH, RequestParams, Retention
 from octavo.wishes import SessionHint
 
 
@@ -49,6 +49,8 @@ class RequestState:
     params: RequestParams = field(default_factory=RequestParams)
     untold: SessionHint | None = None
     """That its session goes on, until the first lookup has told it."""
+    unsaid: Retention = NO_WISH
+    """How long what is found should stay, until it was said."""
     tokens: array[int] = field(default_factory=lambda: array("I"))
     """Those known here; the chain gets the same."""
     lookup: Lookup | None = None

@@ -17,6 +17,7 @@ from octavo.status import Tier
 from octavo.vllm.asking import Asking
 from octavo.vllm.matching import Lookup, token_array
 from octavo.vllm.orders import ChainPart, PageOrder, StepOrders, WorkerReport
+from octavo.vllm.params import NO_WISH
 from octavo.vllm.plan import covering_blocks, loadable_tokens, pages_by_tier, saveable_pages
 from octavo.vllm.requests import NewRequest, RequestState, ScheduledRequest
 from octavo.vllm.settings import ConnectorSettings, Role
@@ -85,6 +86,7 @@ class SchedulerSide:
             untold=None
             if new.params.conversation is None
             else SessionHint(new.params.conversation),
+            unsaid=new.params.retention if new.params.store else NO_WISH,
         )
         self._requests[new.request_id] = state
         if state.may_load or state.may_save:
@@ -130,6 +132,7 @@ class SchedulerSide:
         if state is None:
             return
         state.block_ids = list(block_ids)
+        self._asking.retain_found(state)
         if external_tokens == 0:
             if state.load_window is None:
                 self._note_present(state)

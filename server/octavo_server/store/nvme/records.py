@@ -40,8 +40,8 @@ RECORD: Final = np.dtype(
         ("reserved_b", "<u8"),
     ]
 )
-"""What the log knows of one unit. Reserved fields are 0; so is what came into use later in
-records of before, and means then what it meant before."""
+"""What the log knows of one unit. Reserved fields are 0, so that one which comes into use later
+is 0 in older records: 0 must then mean what held before."""
 
 Records = NDArray[np.void]
 """A one-dimensional array of RECORD."""
