@@ -16,6 +16,8 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
     abort_once: str | None = None
     """A path: the request is aborted as soon as there is a file."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter; the engine needs ``enable_lora``."""
     session_id: str | None = None
     hinted: dict[str, Any] | None = None
     """What an action in ``kv_hints`` says to Octavo; new in vLLM 0.32."""
@@ -31,6 +33,8 @@ class Answer:
     """From the request's arrival to its first token; None without tokens."""
 
     finish_reason: str | None
+    kv_transfer_params: dict[str, Any] | None = None
+    """What a producer hands on."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Answers:
 
     answers: list[Answer]
     duration_s: float
+    most_at_once: int
+    """Requests that got a token in the same step, at most."""
+
+    step_tokens_max: int | None
+    """Tokens of all requests that a step computed, at most; None unless in-process."""
 
     @property
     def token_ids(self) -> list[list[int]]:

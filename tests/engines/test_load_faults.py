@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines import held_loads
-from tests.engines.held_loads import HeldLoads
+from tests.engines import held_transfers
+from tests.engines.held_transfers import HeldTransfers, Stop
 from tests.engines.jobs import Request
 from tests.engines.reference import Reference, prompt
-from tests.engines.vllm_engine import BLOCK_TOKENS, VllmEngine, loadable_tokens, octavo_connector
+from tests.engines.vllm_engine import (
+    BLOCK_TOKENS,
+    Mode,
+    VllmEngine,
+    loadable_tokens,
+    octavo_connector,
+)
 from tests.nodes import NodeProcess
 
 LONG = pytest.mark.long
@@ -25,18 +31,38 @@ LOAD_TIMEOUT_S = 5.0
 
 
 @pytest.fixture
-def holding(tmp_path: Path) -> HeldLoads:
-    return HeldLoads(tmp_path / "holding")
+def held(tmp_path: Path) -> HeldTransfers:
+    return HeldTransfers(tmp_path / "held")
 
 
 @pytest.fixture
-def engine(node: NodeProcess, holding: HeldLoads, tmp_path: Path) -> Iterator[VllmEngine]:
+def load(held: HeldTransfers) -> Stop:
+    """Where loads stop, half-way."""
+    return held.load
+
+
+@pytest.fixture
+def mode() -> Mode:
+    return Mode.IN_PROCESS
+
+
+@pytest.fixture
+def loading() -> str:
+    """The connector's setting ``load``."""
+    return "async"
+
+
+@pytest.fixture
+def engine(
+    node: NodeProcess, held: HeldTransfers, mode: Mode, loading: str, tmp_path: Path
+) -> Iterator[VllmEngine]:
     """An engine that has forgotten ``REQUESTS``, which the node has."""
-    plain = octavo_connector(node.address, load_timeout_s=LOAD_TIMEOUT_S)
+    plain = octavo_connector(node.address, load=loading, load_timeout_s=LOAD_TIMEOUT_S)
     with VllmEngine(
         tmp_path,
-        connector=held_loads.connector_of(plain),
-        environment=holding.environment,
+        connector=held_transfers.connector_of(plain),
+        mode=mode,
+        environment=held.environment,
         num_gpu_blocks_override=BLOCK_COUNT,
         max_model_len=1024,
     ) as running:
@@ -50,28 +76,37 @@ def failed_pages(engine: VllmEngine) -> float:
     return engine.metrics()["vllm:octavo_load_failed_pages"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "loading"),
+    [
+        (Mode.IN_PROCESS, "async"),
+        pytest.param(Mode.IN_PROCESS, "sync", marks=LONG),
+        pytest.param(Mode.TWO_WORKERS, "async", marks=LONG),
+    ],
+)
 def test_node_killed_in_the_middle_of_a_load(
-    engine: VllmEngine, node: NodeProcess, holding: HeldLoads, reference: Reference
+    engine: VllmEngine, node: NodeProcess, mode: Mode, load: Stop, reference: Reference
 ) -> None:
-    holding.arm()
+    load.arm()
     engine.submit(REQUESTS)
-    holding.wait()
+    load.wait()
     node.kill()
-    holding.release()
+    load.release()
     assert engine.result().token_ids == reference.token_ids(REQUESTS)
     lost = sum(loadable_tokens(each) for each in REQUESTS) // BLOCK_TOKENS
-    assert failed_pages(engine) == lost
+    workers = 2 if mode is Mode.TWO_WORKERS else 1
+    assert failed_pages(engine) == lost * workers
 
 
 @LONG
 def test_node_stopped_in_the_middle_of_a_load(
-    engine: VllmEngine, node: NodeProcess, holding: HeldLoads, reference: Reference
+    engine: VllmEngine, node: NodeProcess, load: Stop, reference: Reference
 ) -> None:
-    holding.arm()
+    load.arm()
     engine.submit(REQUESTS)
-    holding.wait()
+    load.wait()
     node.pause()
-    holding.release()
+    load.release()
     try:
         assert engine.result().token_ids == reference.token_ids(REQUESTS)
         assert failed_pages(engine) > 0
@@ -86,18 +121,18 @@ def test_node_stopped_in_the_middle_of_a_load(
 
 @LONG
 def test_abort_in_the_middle_of_a_load_leaves_other_requests_alone(
-    engine: VllmEngine, holding: HeldLoads, reference: Reference
+    engine: VllmEngine, load: Stop, reference: Reference
 ) -> None:
     """The load still writes when its request is gone: into blocks that nobody else may have."""
-    holding.arm()
-    aborted = Request(REQUESTS[0].token_ids, abort_once=str(holding.held))
+    load.arm()
+    aborted = Request(REQUESTS[0].token_ids, abort_once=str(load.held))
     (answer,) = engine.generate([aborted]).answers
     assert answer.token_ids == []
     # These need more blocks than are left beside those of the aborted request.
     others = [Request(prompt(seed, 350), max_tokens=250) for seed in (92, 93, 94)]
     engine.submit(others)
     time.sleep(0.5)
-    holding.release()
+    load.release()
     assert engine.result().token_ids == reference.token_ids(others)
     engine.reset_prefix_cache()
     assert engine.generate(REQUESTS).token_ids == reference.token_ids(REQUESTS)

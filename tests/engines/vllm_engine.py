@@ -127,6 +127,11 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed since."""
+        return self._process is not None
+
     def generate(self, requests: Sequence[Request], timeout_s: float = JOB_S) -> Answers:
         """Runs the requests at the same time."""
         self.submit(requests)
@@ -138,7 +143,8 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
 
     def result(self, timeout_s: float = JOB_S) -> Answers:
         found = self._receive(timeout_s)
-        return Answers([Answer(**each) for each in found["answers"]], found["duration_s"])
+        answers = [Answer(**each) for each in found.pop("answers")]
+        return Answers(answers, **found)
 
     def reset_prefix_cache(self, **arguments: bool) -> None:
         """Makes the engine forget the blocks that it has."""
@@ -179,6 +185,7 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
         return self
 
     def launch(self) -> None:
+        self._received = b""
         self._answers, writing = os.pipe()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

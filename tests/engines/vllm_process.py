@@ -2,10 +2,14 @@
 
 ``python -m tests.engines.vllm_process OPTIONS FD`` with the arguments of ``vllm.LLM`` as JSON and
 the pipe's descriptor; vLLM itself writes to stdout. An error ends the process with its traceback.
+A user's program that makes an engine and calls it ``llm`` may be among the options, as ``program``:
+it runs, with the other options added to those that it states.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import json
 import os
@@ -27,6 +31,7 @@ class Engine:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._request_count = 0
+        self._steps = _StepSizes(llm)
 
     def generate(self, job: Job) -> dict[str, Any]:
         """Adds all requests, then steps until each has ended."""
@@ -38,19 +43,25 @@ class Engine:
         arrived: dict[str, float] = {}
         ttft_s: dict[str, float] = {}
         latest: dict[str, Any] = {}
+        most_at_once = 0
+        self._steps.clear()
         start = time.perf_counter()
         for name, request in requests.items():
             arrived[name] = time.perf_counter()
+            adapter = _adapter(request)
             engine.add_request(
                 name,
                 _prompt(request),
                 _sampling(request),
+                lora_request=adapter,
                 session_id=request.session_id,
                 **_hints(request),
             )
         waiting = {n: Path(r.abort_once) for n, r in requests.items() if r.abort_once}
         while engine.has_unfinished_requests():
-            for output in engine.step():
+            outputs = engine.step()
+            most_at_once = max(most_at_once, len(outputs))
+            for output in outputs:
                 latest[output.request_id] = output
                 if output.outputs[0].token_ids and output.request_id not in ttft_s:
                     ttft_s[output.request_id] = time.perf_counter() - arrived[output.request_id]
@@ -59,7 +70,8 @@ class Engine:
                     engine.abort_request([name])
                     del waiting[name]
         answers = [_answer(latest.get(name), ttft_s.get(name)) for name in requests]
-        return asdict(Answers(answers, time.perf_counter() - start))
+        duration_s = time.perf_counter() - start
+        return asdict(Answers(answers, duration_s, most_at_once, self._steps.tokens_max))
 
     def reset_prefix_cache(self, job: Job) -> bool:
         return bool(self._llm.reset_prefix_cache(**job["arguments"]))
@@ -80,6 +92,36 @@ class Engine:
         from octavo.vllm import drain_saves
 
         return list(self._llm.collective_rpc(drain_saves, args=(job["timeout_s"],)))
+
+
+class _StepSizes:
+    """How many tokens each step of the scheduler computes. It must be in this process."""
+
+    def __init__(self, llm: Any) -> None:
+        self.tokens_max: int | None = None
+        core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+        self._scheduler = getattr(core, "scheduler", None)
+        if self._scheduler is not None:
+            self._schedule = self._scheduler.schedule
+            self._scheduler.schedule = self._watched
+
+    def clear(self) -> None:
+        self.tokens_max = None if self._scheduler is None else 0
+
+    def _watched(self, *arguments: Any, **named: Any) -> Any:
+        step = self._schedule(*arguments, **named)
+        self.tokens_max = max(self.tokens_max or 0, step.total_num_scheduled_tokens)
+        return step
+
+
+def _adapter(request: Request) -> Any:
+    if request.adapter is None:
+        return None
+    lora: Any = importlib.import_module("vllm.lora.request")
+    folder = Path(request.adapter)
+    # A number of its own for each folder, as vLLM demands, and the same whenever it is asked.
+    number = int.from_bytes(hashlib.blake2b(str(folder).encode(), digest_size=3).digest(), "big")
+    return lora.LoRARequest(folder.name, number + 1, str(folder))
 
 
 def _hints(request: Request) -> dict[str, Any]:
@@ -114,12 +156,26 @@ def _answer(output: Any, ttft_s: float | None) -> Answer:
         return Answer([], 0, None, None)
     (completion,) = output.outputs
     return Answer(
-        list(completion.token_ids), output.num_cached_tokens or 0, ttft_s, completion.finish_reason
+        list(completion.token_ids),
+        output.num_cached_tokens or 0,
+        ttft_s,
+        completion.finish_reason,
+        output.kv_transfer_params,
     )
 
 
+def _llm(options: dict[str, Any]) -> Any:
+    program = options.pop("program", None)
+    if program is None:
+        return vllm.LLM(**options)
+    vllm.LLM = functools.partial(vllm.LLM, **options)
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102 - an example of the documents
+    return names["llm"]
+
+
 def main() -> None:
-    engine = Engine(vllm.LLM(**json.loads(sys.argv[1])))
+    engine = Engine(_llm(json.loads(sys.argv[1])))
     with os.fdopen(int(sys.argv[2]), "w") as answers:
         print(json.dumps("ready"), file=answers, flush=True)
         for line in sys.stdin:

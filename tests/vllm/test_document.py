@@ -36,6 +36,13 @@ def test_every_counter_is_explained_and_no_other() -> None:
     assert table_names("| counter |", DOCUMENT) == set(COUNTERS)
 
 
+def test_every_example_is_one_that_a_test_runs() -> None:
+    """tests/engines/test_document.py runs one of each; what it does not know, nobody does."""
+    fences = re.findall(r"^```(.*)$", TEXT, re.MULTILINE)
+    assert sorted(fences[::2]) == ["json", "json", "python"]
+    assert set(fences[1::2]) == {""}
+
+
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if "kv_role" in each])
 def test_the_configuration_is_one_that_the_connector_accepts(example: dict[str, Any]) -> None:
     class Transfer:
