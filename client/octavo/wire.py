@@ -92,8 +92,11 @@ class Wire:
     def send(self, method: Any, request: Any, timeout_s: float) -> None:
         """A request whose answer nobody waits for. Failures are silent: use it only for what
         the node does by itself in time."""
-        pending = self.start(method, request, timeout_s)
-        # gRPC cancels a call whose future is collected before it ends.
+        self.see_off(self.start(method, request, timeout_s))
+
+    def see_off(self, pending: Pending[Any]) -> None:
+        """Lets a call that was started go on to its end although nobody waits for it any more:
+        gRPC cancels one whose future is collected before that."""
         with self._sent_lock:
             self._sent.add(pending)
         pending.add_done_callback(self._forget)

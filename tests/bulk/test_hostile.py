@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -26,6 +27,7 @@ import octavo
 from octavo_proto import bulk
 from octavo_proto.limits import BULK_STREAMS_MAX
 from octavo_proto.v1 import cache_pb2
+from octavo_server.bulk.listener import STRANGERS_MAX
 
 LEASE_S = 0.6
 BIG = octavo.Layout(name="big", model="m", layers=16, kv_heads=8, head_dim=128, dtype="uint8")
@@ -99,6 +101,10 @@ def threads_of(node: NodeProcess) -> int:
     return len(list(Path(f"/proc/{node.pid}/task").iterdir()))
 
 
+def port_of(session: RawSession) -> int:
+    return int(session.opened.bulk.port)
+
+
 def descriptors_of(node: NodeProcess) -> int:
     return len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
 
@@ -131,6 +137,24 @@ def test_a_ticket_for_the_broker_opens_no_stream(node: NodeProcess, session: Raw
     session.cache.CloseSession(
         cache_pb2.CloseSessionRequest(session_id=opened.session_id), timeout=5
     )
+
+
+def test_strangers_that_say_nothing_are_bounded(node: NodeProcess, session: RawSession) -> None:
+    refused, descriptors = counter(node, "bulk_streams_refused"), descriptors_of(node)
+    silent = [
+        socket.create_connection(("127.0.0.1", port_of(session))) for _ in range(STRANGERS_MAX)
+    ]
+    wait_until("they are in", lambda: descriptors_of(node) >= descriptors + STRANGERS_MAX)
+    with RawStream(port_of(session), session.opened.bulk.ticket) as one_more:
+        assert one_more.has_ended
+    for each in silent:
+        each.close()
+    wait_until(
+        "all are counted",
+        lambda: counter(node, "bulk_streams_refused") == refused + STRANGERS_MAX + 1,
+    )
+    with open_stream(session):
+        pass
 
 
 def test_a_session_has_only_so_many_streams(node: NodeProcess, session: RawSession) -> None:

@@ -74,9 +74,18 @@ def fork_after(client: octavo.Client) -> None:
     assert client.health.counters == {"sessions_opened": 1, **streams}
 
 
+def get_on(client: octavo.Client) -> None:
+    """Gets the same 2,000 pages over and over, until it is stopped or killed."""
+    chain = client.chain(prompt(30, 2000))
+    sink = sink_for(buffer_for(2000))
+    while client.get(chain, sink).page_count == 2000:
+        pass
+
+
 def main(mode: str, address: str, transport: str) -> None:
     work = {
         "stall": stall,
+        "get-on": get_on,
         "stall-in-turn": stall_in_turn,
         "fork-before": fork_before,
         "fork-after": fork_after,

@@ -20,6 +20,7 @@ from tests.integration.raw import (
 from tests.nodes import NodeProcess
 
 import octavo
+from octavo.terms import TransportChoice
 
 LAYOUT: Final = octavo.Layout(
     name="kv", model="m", layers=8, kv_heads=2, head_dim=32, dtype="uint8", head_parts=2
@@ -61,14 +62,14 @@ class Load:
 
     def run(self, worker: int) -> None:
         rng = random.Random(self.seed * 100 + worker)
-        transport = ("shm", "shm", "grpc")[worker % 3]
+        transports: tuple[TransportChoice, ...] = ("shm", "bulk", "grpc")
         numbers = range(worker // 2 * CHAINS_A_WORKER, (worker // 2 + 1) * CHAINS_A_WORKER)
         expected: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
         client = octavo.Client(
             self.address,
             layouts=[LAYOUT],
             timeout_s=2.0,
-            transport="grpc" if transport == "grpc" else "auto",
+            transport=transports[worker % 3],
         )
         with client:
             while not self.stop.is_set():

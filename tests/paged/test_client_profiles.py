@@ -68,7 +68,7 @@ def got(client: Client, chain: Chain) -> list[torch.Tensor]:
     return back
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
 def test_a_profile_is_changed_and_what_was_put_before_stays(
     node: NodeProcess, transport: str
 ) -> None:

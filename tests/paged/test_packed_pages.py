@@ -39,7 +39,7 @@ def engine(layout: Layout, *, filled: bool) -> list[torch.Tensor]:
     return [(kv if filled else torch.zeros(shape)).to(torch.bfloat16) for kv in make]
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["16", "32"])
 def test_a_chain_whose_profile_changed_half_way_reads_back_whole(
     tmp_path: Path, transport: str, layout: Layout

@@ -92,7 +92,8 @@ class BulkTransport(Transport):
 
     def _get(self, order: GetOrder, sink: RowSink) -> DeliveryLedger:
         ledger = DeliveryLedger(order.transfer)
-        leases = Leases(self._wire, self._session_id, order.deadline, self._health)
+        # What came is good by its digest, so no answer about a lease is waited for too long.
+        leases = Leases(self._wire, self._session_id, order.deadline, self._health, grace_s=0.0)
         call = Call(self._streams, time.monotonic() + order.deadline.require_s())
         arriving = _Arriving(order, sink, ledger, leases, call, self._health)
         stream = self._wire.get(order.request(cache_pb2.DELIVERY_BULK), order.deadline)

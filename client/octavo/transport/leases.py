@@ -26,9 +26,16 @@ class Leases:
     """The leases that the node granted one get. Used by one thread."""
 
     def __init__(
-        self, wire: Wire, session_id: bytes, deadline: Deadline, health: HealthRecorder
+        self,
+        wire: Wire,
+        session_id: bytes,
+        deadline: Deadline,
+        health: HealthRecorder,
+        grace_s: float = RELEASE_GRACE_S,
     ) -> None:
+        """``grace_s``: how long beyond the deadline the answers are worth waiting for."""
         self._wire = wire
+        self._grace_s = grace_s
         self._session_id = session_id
         self._deadline = deadline
         self._health = health
@@ -64,10 +71,13 @@ class Leases:
 
     def settle(self, ledger: DeliveryLedger) -> None:
         """Reads all answers: rows whose lease had held are good, all others are not."""
+        # All share one grace: a node that hangs costs it once, not once a grant.
+        until_s = time.monotonic() + max(self._deadline.remaining_s(), self._grace_s)
         for pending, rows in self._released:
             try:
-                response = finish(pending, self._timeout_s())
+                response = finish(pending, max(0.0, until_s - time.monotonic()))
             except OctavoError as error:
+                self._wire.see_off(pending)
                 self._health.failure("release_unanswered", error)
                 ledger.expired(rows)
                 continue
