@@ -131,7 +131,7 @@ def _check_keeping(cache: PageCache) -> None:
     assert np.isin(kept, keeping._rows).all(), "a page is kept, and nobody knows until when"
     assert table.any_kept or not len(kept)
     assert keeping.size_bytes <= keeping.bytes_max
-    moments = table.expires_ms[rows]
+    moments = table.expires_ms[rows[~table.withdrawn[rows]]]
     assert cache.lifetimes.in_use or (moments == NEVER).all(), "a page expires and nobody looks"
 
 

@@ -68,12 +68,13 @@ class Lifetimes:
             return np.empty(0, dtype=np.int32)
         table = self._table
         rows = table.live_rows()
-        rows = rows[table.expires_ms[rows] != NEVER]
+        # Withdrawn ones are found by nobody any more, and go when nobody needs them.
+        rows = rows[(table.expires_ms[rows] != NEVER) & ~table.withdrawn[rows]]
         gone = table.expires_ms[rows] <= now_ms
         left = table.expires_ms[rows[~gone]]
         self.in_use = bool(len(left))
         self._look_at_ms = max(int(left.min()), now_ms + LOOK_INTERVAL_MS) if len(left) else NEVER
-        due: Rows = rows[gone & ~table.withdrawn[rows]]
+        due: Rows = rows[gone]
         return due
 
     def _after(self, ttl_s: float) -> int:
