@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from octavo_server.index.changes import Changes, by_shard
-from octavo_server.index.errors import IndexUnavailable, Trouble
+from octavo_server.index.errors import Trouble
 from octavo_server.index.prefix_index import Applied, Numbers, OwnEntries, PrefixIndex
 
 
@@ -42,10 +42,14 @@ class FaultyIndex:
         while self._delayed:
             await self._delayed.pop()
 
-    async def own_entries(self, holder_id: int, shard: int) -> OwnEntries:
-        if self._random.randrange(100) < self.faults:
-            raise IndexUnavailable(Trouble.CONNECTION)
-        return await self.inner.own_entries(holder_id, shard)
+    async def own_entries(
+        self, holder_id: int, shards: Sequence[int]
+    ) -> dict[int, OwnEntries | Trouble]:
+        found = await self.inner.own_entries(holder_id, shards)
+        for shard in shards:
+            if self._random.randrange(100) < self.faults:
+                found[shard] = Trouble.CONNECTION
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

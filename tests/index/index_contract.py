@@ -24,7 +24,7 @@ from octavo_server.index.changes import Changes
 from octavo_server.index.entries import VALUE_BYTES_MAX
 from octavo_server.index.found import Answer
 from octavo_server.index.holders import LeaseTerms, Renewal
-from octavo_server.index.prefix_index import Numbers, PrefixIndex, ShardOutcome
+from octavo_server.index.prefix_index import Numbers, OwnEntries, PrefixIndex, ShardOutcome
 from octavo_server.index.sweeper import sweep
 
 OpenIndex = Callable[[], PrefixIndex]
@@ -258,7 +258,7 @@ class IndexContract:
             assert (await index.match(keys)).page_count == 0
             await sweep(index)
             for shard in range(256):
-                assert not len((await index.own_entries(stranger, shard)).fields)
+                assert not len((await own(index, stranger, shard)).fields)
             await index.close()
 
         run(story())
@@ -315,12 +315,13 @@ class IndexContract:
             await publish(index, a, keys[:2000])
             await publish(index, a, keys[:100], units=0b101)
             for shard in range(4):
-                own = await index.own_entries(a, shard)
+                entries = await own(index, a, shard)
                 mine = (keys[:2000, 0] & np.uint64(0xFF)) == shard
                 expected = dict.fromkeys(keys[:2000][mine, 1].tolist(), 2**64 - 1)
                 expected |= dict.fromkeys(keys[:100][mine[:100], 1].tolist(), 0b101)
-                assert dict(zip(own.fields.tolist(), own.units.tolist(), strict=True)) == expected
-                assert own.number == int((await index.numbers_of(a))[shard])
+                pairs = zip(entries.fields.tolist(), entries.units.tolist(), strict=True)
+                assert dict(pairs) == expected
+                assert entries.number == int((await index.numbers_of(a))[shard])
             await index.close()
 
         run(story())
@@ -353,7 +354,7 @@ class IndexContract:
             for kept in (5000, 100, 1):
                 await withdraw(index, a, keys[kept:])
                 assert (await index.match(keys, exact=True)).page_count == kept
-                assert sum([len((await index.own_entries(a, s)).fields) for s in (0, 1)]) == kept
+                assert sum([len((await own(index, a, s)).fields) for s in (0, 1)]) == kept
             await index.close()
 
         run(story())
@@ -376,3 +377,10 @@ class IndexContract:
 async def met_in(index: PrefixIndex, shard: int) -> frozenset[int]:
     """Holders that are named anywhere in a shard."""
     return await index.remove_retired(shard, frozenset())
+
+
+async def own(index: PrefixIndex, holder_id: int, shard: int) -> OwnEntries:
+    """What the index says that a holder has in a shard."""
+    entries = (await index.own_entries(holder_id, [shard]))[shard]
+    assert isinstance(entries, OwnEntries)
+    return entries

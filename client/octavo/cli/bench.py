@@ -180,6 +180,55 @@ def engine(
 app.command()(rag)
 
 
+@app.command()
+def index(
+    pages: Annotated[
+        int, typer.Option(min=40_000, max=20_000_000, help="Pages in the index.")
+    ] = 1_000_000,
+    cluster_servers: Annotated[
+        int, typer.Option(min=0, max=16, help="Servers of the Redis Cluster; 0: leave it out.")
+    ] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="Matches that a median is taken of.")
+    ] = 60,
+    redis_server: Annotated[
+        Path | None,
+        typer.Option(help="The server's program; default: on PATH.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The prefix index on a real Redis: memory, publishing and looking up, beside idle scripts.
+
+    Starts Redis servers of its own on loopback, without disk.
+
+    Examples:
+
+      octavo bench index
+
+      octavo bench index --json | tail -n 1 | jq .publish_pages_per_s
+    """
+    with need_extra("dev"):
+        from octavo.bench.redis_servers import NoRedisServerError
+    try:
+        figures = measure(
+            "index",
+            pages=pages,
+            cluster_servers=cluster_servers,
+            repeats=repeats,
+            redis_server=redis_server,
+        )
+    except NoRedisServerError as error:
+        raise CommandError(str(error)) from None
+    if as_json:
+        show_figures("bench index", figures, as_json=True)
+        return
+    cluster: Any = figures.get("cluster", {})
+    rest = {name: value for name, value in figures.items() if name != "cluster"}
+    show_figures("bench index", rest, as_json=False)
+    if cluster:
+        show_figures(f"bench index, cluster of {cluster_servers}", cluster, as_json=False)
+
+
 def measure(name: str, **options: object) -> Mapping[str, object]:
     """Runs ``octavo.bench.<name>.run(**options)``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from octavo_server.index.entries import (
     encode_holdings,
     shards_of,
 )
+from octavo_server.index.errors import Trouble
 from octavo_server.index.found import Answer, Found
 from octavo_server.index.local_registry import LocalRegistry
 from octavo_server.index.matching import Reader
@@ -32,7 +33,7 @@ from octavo_server.index.probing import ChainProbe
 
 
 class LocalIndex(PrefixIndex):
-    """The same entries as on Redis, in a dict a shard. Never fails, loses nothing."""
+    """The same entries as on Redis, in a dict a shard. Loses nothing unless it is told to."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.registry = LocalRegistry(now)
@@ -74,7 +75,12 @@ class LocalIndex(PrefixIndex):
             probe.take(positions, np.array(codes, dtype=np.int32))
         return reader.found(probe, Answer.COMPLETE)
 
-    async def own_entries(self, holder_id: int, shard: int) -> OwnEntries:
+    async def own_entries(
+        self, holder_id: int, shards: Sequence[int]
+    ) -> dict[int, OwnEntries | Trouble]:
+        return {shard: self._own_entries(holder_id, shard) for shard in shards}
+
+    def _own_entries(self, holder_id: int, shard: int) -> OwnEntries:
         own = {
             field: holding.units
             for field, value in self._entries[shard].items()
@@ -107,6 +113,11 @@ class LocalIndex(PrefixIndex):
 
     async def close(self) -> None:
         pass
+
+    def lose(self, shard: int) -> None:
+        """As a server that restarted empty, for tests and simulations."""
+        self._entries[shard].clear()
+        self._numbers[shard].clear()
 
     def _put(self, shard: int, field: int, holding: Holding) -> bool:
         """Whether there was room; if not the holder is not named at all."""

@@ -18,6 +18,7 @@ What keeps it close to the truth:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -108,12 +109,10 @@ class PrefixIndex(ABC):
         """
 
     @abstractmethod
-    async def own_entries(self, holder_id: int, shard: int) -> OwnEntries:
-        """What the index says that the holder has.
-
-        Raises:
-            IndexUnavailable: it cannot be read.
-        """
+    async def own_entries(
+        self, holder_id: int, shards: Sequence[int]
+    ) -> dict[int, OwnEntries | Trouble]:
+        """What the index says that the holder has in each of these shards, or why it does not."""
 
     @abstractmethod
     async def numbers_of(self, holder_id: int) -> NDArray[np.int64]:

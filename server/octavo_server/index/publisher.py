@@ -29,8 +29,20 @@ from octavo_server.index.changes import (
 )
 from octavo_server.index.comparing import difference
 from octavo_server.index.entries import SHARD_COUNT, shards_of
-from octavo_server.index.errors import IndexUnavailable, Trouble
-from octavo_server.index.prefix_index import Applied, Numbers, PrefixIndex, ShardOutcome
+from octavo_server.index.errors import Trouble
+from octavo_server.index.prefix_index import (
+    Applied,
+    Numbers,
+    OwnEntries,
+    PrefixIndex,
+    ShardOutcome,
+)
+
+COMPARE_SHARDS_MAX: Final = 16
+"""Shards compared at a time."""
+
+RETRY_S: Final = 0.5
+"""When to try a shard again whose part of the index is away."""
 
 
 class HeldPages(Protocol):
@@ -93,6 +105,7 @@ class Publisher:
         self._queue: list[Changes] = []
         self._queued_pages = 0
         self._doubtful: NDArray[np.bool_] = np.zeros(SHARD_COUNT, dtype=np.bool_)
+        self._not_before_s: NDArray[np.float64] = np.full(SHARD_COUNT, float("-inf"))
         self._full_until_s = float("-inf")
         self._next_compared = 0
         self._compare_due_s = now() + self._compare_interval_s
@@ -136,37 +149,39 @@ class Publisher:
         self._wake.set()
 
     def doubt_all(self) -> None:
-        """Compares every shard, and forgets the queue, which that makes up for."""
+        """Compares every shard soon, and forgets the queue, which that makes up for."""
         self._queue.clear()
         self._queued_pages = 0
         self._doubtful[:] = True
+        self._not_before_s[:] = float("-inf")
         self._wake.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            if self._holder_id is None or self.is_idle:
+            if self._holder_id is None or not (self._queue or self._due_shards()):
                 self._wake.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._config.check_s):
                         await self._wake.wait()
             if self._holder_id is None:
                 continue
-            if self._queued_pages < BATCH_PAGES_MAX:
+            if self._queued_pages < BATCH_PAGES_MAX and not self._due_shards():
                 await asyncio.sleep(self._config.gather_s)
             await asyncio.sleep(self._backoff.remaining_s)
             await self.step()
 
     async def step(self) -> None:
-        """What is due: a check, a batch of changes, a doubtful shard. Needs an adopted id."""
+        """What is due: a check, a batch of changes, some doubtful shards. Needs an adopted id."""
         self._doubt_in_turn()
         if self._now() >= self._check_due_s:
             self._check_due_s = self._now() + self._config.check_s
             await self.check()
         if self._queue:
             await self._publish(self._take_batch())
-        if self._doubtful.any() and not self._backoff.remaining_s:
-            await self._compare(int(np.argmax(self._doubtful)))
+        due = self._due_shards()
+        if due and not self._backoff.remaining_s:
+            await self._compare(due)
 
     async def check(self) -> None:
         """Doubts the shards of which the index has less than it confirmed."""
@@ -215,33 +230,39 @@ class Publisher:
             self._put_back(self._without_useless(failed))
         elif applied.outcomes:
             # Only a part of the index is away. What is for the rest must not wait for it.
-            self._doubtful[list(applied.failed)] = True
+            for shard in applied.failed:
+                self._postpone(shard)
         else:
             self._put_back(failed)
 
-    async def _compare(self, shard: int) -> None:
-        """Makes the index agree with the holder in one shard."""
+    async def _compare(self, shards: list[int]) -> None:
+        """Makes the index agree with the holder in some shards."""
         assert self._holder_id is not None
-        holder_id, numbers = self._holder_id, self._numbers
-        try:
-            found = await self._index.own_entries(holder_id, shard)
-        except IndexUnavailable:
-            self._failed()
-            return
+        numbers = self._numbers
+        found = await self._index.own_entries(self._holder_id, shards)
         if numbers is not self._numbers:
             return  # another id was adopted meanwhile
-        numbers.confirm(shard, found.number)
+        read: list[OwnEntries] = []
+        for shard, entries in found.items():
+            if isinstance(entries, Trouble):
+                self._postpone(shard)
+            else:
+                numbers.confirm(shard, entries.number)
+                read.append(entries)
+        if not read:
+            self._failed()
+            return
         # From here to the snapshot nothing waits: changes noted later are queued behind it.
-        wanted = difference(found, self._pages.held(shard))
-        self._doubtful[shard] = False
+        wanted = joined([difference(each, self._pages.held(each.shard)) for each in read])
+        for each in read:
+            self._doubtful[each.shard] = False
         for batch in wanted.batches():
             applied = await self._apply(self._without_useless(batch))
             if Trouble.FULL in applied.failed.values():
                 self._pause_additions()
-            if applied.failed:
-                self._doubtful[shard] = True
-                return
-        self.counters.compared_shards += 1
+            for shard in applied.failed:
+                self._postpone(shard)
+        self.counters.compared_shards += len(read)
 
     async def _apply(self, batch: Changes) -> Applied:
         assert self._holder_id is not None
@@ -275,8 +296,21 @@ class Publisher:
         shards = shards_of(batch.keys)
         if self._now() < self._full_until_s:
             self._doubtful[shards[additions]] = True
+            self._not_before_s[shards[additions]] = self._full_until_s
             return batch.where(~additions)
         return batch.where(~additions | ~self._doubtful[shards])
+
+    def _due_shards(self) -> list[int]:
+        """Doubtful shards to compare now, a few, each in its turn: one that cannot be reached
+        does not keep others waiting."""
+        due = np.flatnonzero(self._doubtful & (self._not_before_s <= self._now()))
+        shards: list[int] = due[:COMPARE_SHARDS_MAX].tolist()
+        return shards
+
+    def _postpone(self, shard: int) -> None:
+        """The shard is doubtful, and could not be read or changed just now."""
+        self._doubtful[shard] = True
+        self._not_before_s[shard] = self._now() + RETRY_S
 
     def _pause_additions(self) -> None:
         self._full_until_s = self._now() + self._config.full_pause_s

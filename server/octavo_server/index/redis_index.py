@@ -6,7 +6,7 @@ import asyncio
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from octavo_proto.limits import KEY_BYTES
 from octavo_server.index.changes import BATCH_PAGES_MAX, Changes, ShardChanges, by_shard
 from octavo_server.index.entries import (
-    ALL_UNITS,
     FIELD_BYTES,
     SHARD_COUNT,
     Keys,
@@ -30,6 +29,7 @@ from octavo_server.index.holder_view_cache import VIEW_AGE_MAX_S, HolderViewCach
 from octavo_server.index.holders import HolderView
 from octavo_server.index.matching import Reader
 from octavo_server.index.near_cache import NearCache
+from octavo_server.index.own_reading import OwnReading
 from octavo_server.index.prefix_index import (
     Applied,
     Numbers,
@@ -47,7 +47,10 @@ SCHEMA_VERSION: Final = 1
 """Part of every key: nodes that write another form of entries do not see these."""
 
 BUCKETS_AT_ONCE: Final = 32
-"""Buckets that one call of a sweep or a comparison reads: about a millisecond of Redis' time."""
+"""Buckets that one call of a sweep reads: about a millisecond of Redis' time."""
+
+OWN_BUCKETS_AT_ONCE: Final = 8
+"""The same for comparisons, which read several shards at a time."""
 
 LOOK_PAGES_MAX: Final = 4096
 """Pages of one call of a match, for the same reason: 5 ms."""
@@ -67,9 +70,10 @@ class RedisIndex(PrefixIndex):
         near: NearCache | None = None,
         now: Callable[[], float] = time.monotonic,
         view_age_s: float = VIEW_AGE_MAX_S,
+        link: RedisLink | None = None,
     ) -> None:
         stem = f"{settings.prefix}:{SCHEMA_VERSION}"
-        self.link: Final = RedisLink(settings)
+        self.link: Final = link or RedisLink(settings)
         self.registry = RedisRegistry(self.link, stem, now)
         self.views: Final = HolderViewCache(self.registry, now)
         self.near: Final = NearCache(now=now) if near is None else near
@@ -124,35 +128,26 @@ class RedisIndex(PrefixIndex):
             self.link.troubles[Trouble.TIMEOUT] += 1
             return NOT_ANSWERED
 
-    async def own_entries(self, holder_id: int, shard: int) -> OwnEntries:
-        first, buckets = 0, 1
-        whole: list[bytes] = []
-        partial: list[bytes] = []
-        number = 0
-        while first < buckets:
-            arguments = [encode_holder_id(holder_id), b"%d" % first, b"%d" % BUCKETS_AT_ONCE]
-            had = buckets
-            buckets, number, some, others = await self._call(OWN, shard, arguments)
-            if buckets < had and first:
-                # The last buckets went back into ones that were read: read them again.
-                first, whole, partial = 0, [], []
-                continue
-            whole.append(some)
-            partial.append(others)
-            first += BUCKETS_AT_ONCE
-        fields = np.frombuffer(b"".join(whole), dtype="<u8")
-        rows = np.frombuffer(b"".join(partial), dtype=[("field", "<u8"), ("units", ">u8")])
-        return OwnEntries(
-            shard,
-            int(number),
-            np.concatenate([fields, rows["field"]]),
-            np.concatenate(
-                [
-                    np.full(len(fields), ALL_UNITS, dtype=np.uint64),
-                    rows["units"].astype(np.uint64),
-                ]
-            ),
-        )
+    async def own_entries(
+        self, holder_id: int, shards: Sequence[int]
+    ) -> dict[int, OwnEntries | Trouble]:
+        found: dict[int, OwnEntries | Trouble] = {}
+        reading = {shard: OwnReading(shard) for shard in shards}
+        while reading:
+            rows = list(reading.values())
+            answers = await self.link.call_shards(
+                OWN,
+                [encode_holder_id(holder_id), b"%d" % OWN_BUCKETS_AT_ONCE],
+                [ShardCall(self._states[each.shard], b"%d" % each.first) for each in rows],
+                self.link.settings.write_timeout_s,
+            )
+            for each, answer in zip(rows, answers, strict=True):
+                if isinstance(answer, Trouble):
+                    found[each.shard] = answer
+                elif each.take(OWN_BUCKETS_AT_ONCE, *answer):
+                    found[each.shard] = each.entries()
+            reading = {each.shard: each for each in rows if each.shard not in found}
+        return found
 
     async def numbers_of(self, holder_id: int) -> NDArray[np.int64]:
         answers = await self.link.call_shards(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ _BY_WORD: Final = {
 }
 _WORD: Final = re.compile(rf"\b({'|'.join(_BY_WORD)})\b")
 
+RELEARN_S: Final = 1.0
+"""A cluster's shape is asked for again after an error, and no more often than this."""
+
 _ANSWERS: Final = (Trouble.FULL, Trouble.READ_ONLY, Trouble.REFUSED)
 """The server is well enough to say no: others may ask it."""
 
@@ -86,7 +90,8 @@ class RedisLink:
         self._slots = asyncio.Semaphore(settings.calls_max)
         self._backoffs: dict[str, Backoff] = {}
         self._topology: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Future[None]] = set()
+        self._learnt_s = float("-inf")
+        self._closing: dict[asyncio.Task[None], Any] = {}
         self._is_cluster = settings.form is Form.CLUSTER
 
     async def call(
@@ -164,9 +169,12 @@ class RedisLink:
 
     async def close(self) -> None:
         """Closes all connections."""
-        if self._topology is not None:
-            self._topology.cancel()
-        await asyncio.gather(*self._closing, self._client.aclose())
+        clients = [self._client, *self._closing.values()]
+        tasks = [*self._closing, *([self._topology] if self._topology else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(client.aclose() for client in clients))
 
     async def _server_of(self, key: str) -> str:
         """The name of the server that has a key; empty where there is but one."""
@@ -187,20 +195,36 @@ class RedisLink:
             raise exceptions.ClusterDownError(f"no server has the slot of {key}")
         return str(node.name)
 
+    @property
+    def _topology_is_learnt(self) -> bool:
+        return self._topology is not None and self._topology.done()
+
     async def _learn_topology(self) -> None:
         """A new client takes over. Calls in progress end on the old one before it is closed."""
         old = self._client
         also = [HostPort(str(node.host), int(node.port)) for node in old.get_nodes()]
-        self._client = make_client(self.settings, also)
-        await self._client.initialize()
+        new = make_client(self.settings, also)
+        try:
+            await new.initialize()
+        except BaseException as error:
+            await new.aclose()
+            was_learnt = self._learnt_s > float("-inf")
+            if was_learnt and isinstance(error, (OSError, exceptions.RedisError)):
+                # redis-py can't begin while its first server is away; what was known still helps.
+                self._learnt_s = time.monotonic()
+                self.troubles[trouble_of(error)] += 1
+                return
+            raise
+        self._client = new
+        self._learnt_s = time.monotonic()
         self._backoff("").succeeded()
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.settings.write_timeout_s, self._retire, old)
+        closing = asyncio.create_task(self._close_later(old))
+        self._closing[closing] = old
+        closing.add_done_callback(self._closing.pop)
 
-    def _retire(self, client: Any) -> None:
-        task = asyncio.ensure_future(client.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    async def _close_later(self, client: Any) -> None:
+        await asyncio.sleep(self.settings.write_timeout_s)
+        await client.aclose()
 
     def _backoff(self, name: str) -> Backoff:
         return self._backoffs.setdefault(name, Backoff())
@@ -260,7 +284,7 @@ class RedisLink:
         self.troubles[trouble] += 1
         if trouble not in _ANSWERS:
             self._backoff(name).failed()
-            learning = self._topology is not None and not self._topology.done()
-            if trouble is not Trouble.DENIED and not learning:
+            aged_s = time.monotonic() - self._learnt_s
+            if trouble is not Trouble.DENIED and aged_s > RELEARN_S and self._topology_is_learnt:
                 self._topology = None
         return trouble

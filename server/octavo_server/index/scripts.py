@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Final
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,15 @@ class Script:
     text: str
     sha1: str
 
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """A script by its text."""
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
 
 def _load(*names: str) -> Script:
     folder = resources.files("octavo_server.index") / "lua"
-    text = "\n".join((folder / f"{name}.lua").read_text() for name in names)
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script.of("\n".join((folder / f"{name}.lua").read_text() for name in names))
 
 
 APPLY: Final = _load("buckets", "apply")
