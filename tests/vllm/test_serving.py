@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -200,6 +201,19 @@ def test_without_a_node_every_prompt_is_computed() -> None:
         assert engine.serve(PROMPT).loaded_tokens == 0
         engine.drain()
         assert engine.count("save_failed_pages") == 6
+
+
+def test_log_says_once_why_a_node_does_not_take_pages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_slabs = NodeProcess(tmp_path / "node", slab_bytes="4KiB")
+    with small_slabs as node, Engine(node.address, engine_kv(), ALWAYS) as engine:
+        for prompt in (PROMPT, PROMPT[::-1]):
+            engine.serve(prompt)
+            engine.drain()
+        assert engine.count("save_failed_pages") == 12
+    said = [record.getMessage() for record in caplog.records if "saves fail" in record.message]
+    assert said == ["octavo: saves fail: TOO_LARGE"]
 
 
 @contextmanager

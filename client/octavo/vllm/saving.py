@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from octavo.chain import Chain
 from octavo.client import Client
 from octavo.errors import OctavoError
+from octavo.results import PutResult
 from octavo.status import Status
 from octavo.vllm.blocks import Blocks, Snapshot
 from octavo.vllm.orders import PageOrder, SaveReport
@@ -160,9 +161,7 @@ class Saver:
                 )
         except OctavoError as error:
             self._count("save_failed_pages", page_count)
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.error("octavo: saves fail: %s", error)
+            self._complain(str(error))
             return
         except Exception:  # whatever it was (a GPU's memory, say): the next save is not to suffer
             self._count("save_failed_pages", page_count)
@@ -173,10 +172,24 @@ class Saver:
         self._count("save_failed_pages", result.failed_pages)
         self._count("saved_bytes", result.bytes_put)
         self._count("unpinned_pages", result.unpinned_pages)
+        if result.failed_pages:
+            self._complain(_reasons(result))
         page_end = put.first_page + _leading_good(result.statuses, len(units))
         if page_end > put.first_page:
             with self._condition:
                 self._reports.append(SaveReport(put.order.order_id, put.first_page, page_end))
+
+    def _complain(self, reason: str) -> None:
+        """Said once for each reason, until there is another."""
+        if reason != self._complaint:
+            self._complaint = reason
+            logger.error("octavo: saves fail: %s", reason)
+
+
+def _reasons(result: PutResult) -> str:
+    """Statuses of what the node did not take, as ``TOO_LARGE``."""
+    bad = set(result.counts) - {Status.STORED, Status.ALREADY_PRESENT}
+    return ", ".join(sorted(status.name for status in bad))
 
 
 def _leading_good(statuses: NDArray[np.uint8], units_per_page: int) -> int:
