@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ def run(
     """
     begin_s = time.monotonic()
     engine_python()  # says so at once if there is none
-    folder = model or ensure_checkpoint(lambda _text: None)
+    folder = model or ensure_checkpoint(lambda text: print(text, file=sys.stderr))
     shape = read_model(folder)
     workload = make_workload(
         Lengths().scaled(scale),

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from octavo.bench.engine_figures import IdleShare
 from octavo.bench.measuring import progress
 from octavo.bench.rag.converse import converse
 from octavo.bench.rag.loop import ClosedLoop
@@ -29,7 +30,12 @@ DTYPE: Final = "float32"
 """What CPUs without matrix units for 16 bits are fastest with."""
 
 WARM_UP_TOKENS: Final = 100
-MEMORY_BYTES_MIN: Final = 64 << 20
+SLAB_PAGES: Final = 4
+"""Pages of a slab of the node. By default slabs are a 64th of its memory, and a small memory would
+have no slab that holds a page."""
+
+SLABS_MIN: Final = 4
+BYTES_STEP: Final = 4096
 NVME_BYTES_MIN: Final = 1 << 30
 
 
@@ -111,10 +117,12 @@ def run_row(name: str, plan: RowPlan) -> Row:
 
 def _node(plan: RowPlan, folder: Path) -> LocalNode:
     """A node with its default settings, but for sizes and place."""
-    memory = max(MEMORY_BYTES_MIN, round(plan.memory_share * plan.distinct_bytes))
+    slab_bytes = -(-SLAB_PAGES * plan.block_bytes // BYTES_STEP) * BYTES_STEP
+    memory = max(SLABS_MIN * slab_bytes, round(plan.memory_share * plan.distinct_bytes))
     return LocalNode(
         node_id="rag",
         memory_bytes=memory,
+        slab_bytes=slab_bytes,
         nvme_dir=folder / "nvme",
         nvme_bytes=max(NVME_BYTES_MIN, 4 * plan.distinct_bytes),
         state_dir=folder / "state",
@@ -130,7 +138,9 @@ def _measure(name: str, plan: RowPlan, engine: VllmChild, start_s: float) -> Row
     loop = ClosedLoop(
         len(workload.sessions), len(workload.sessions[0].user_turns), plan.in_flight, plan.think_s
     )
+    idle = IdleShare()
     served = list(progress(converse(workload, engine, loop), name, workload.turn_count))
+    idle_share = idle.since()
     after = engine.metrics()
     served.sort(key=lambda turn: turn.issued_s)
     sources = read_sources(before, after, served, plan.block_tokens)
@@ -147,6 +157,7 @@ def _measure(name: str, plan: RowPlan, engine: VllmChild, start_s: float) -> Row
         "tokens_per_s": round(sum(len(turn.answer) for turn in served) / duration_s, 2),
         "duration_s": round(duration_s, 2),
         "start_s": round(start_s, 1),
+        "machine_idle_share": round(idle_share, 3),
         "prompt_tokens": found.prompt_tokens,
         "hits": asdict(sources),
     }
