@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,22 +86,42 @@ def test_engine_s_own_prefix_and_the_node_s_add_up(world: World) -> None:
     assert after[external] - before[external] == 8 * BLOCK_TOKENS
 
 
-@pytest.mark.parametrize("request_count", [16, pytest.param(64, marks=LONG)])
-def test_concurrent_requests(request_count: int, world: World) -> None:
+def concurrent(request_count: int, world: World) -> None:
+    """Some hit at first, all of them the second time, and all run in the same steps."""
     drawn = random.Random(request_count)
     stems = [prompt(1000 * request_count + stem, 400) for stem in range(5)]
     world.fill([Request(stem) for stem in stems[:3]])
     requests = [
         Request(
             [*drawn.choice(stems)[: drawn.randrange(401)], *prompt(2000 + place, 60)],
-            max_tokens=drawn.randrange(1, 40),
+            max_tokens=drawn.randrange(20, 40),
         )
         for place in range(request_count)
     ]
     world.assert_same_answers(requests)
     world.fill(requests)
-    cached = world.assert_same_answers(requests)
-    assert cached == [loadable_tokens(each) for each in requests]
+    found = world.engine.generate(requests)
+    assert found.token_ids == world.reference.token_ids(requests)
+    assert found.cached_token_counts == [loadable_tokens(each) for each in requests]
+    assert found.most_at_once == request_count
+
+
+def test_sixteen_concurrent_requests(world: World) -> None:
+    concurrent(16, world)
+
+
+@LONG
+def test_64_concurrent_requests(reference: Reference, tmp_path: Path) -> None:
+    with (
+        NodeProcess(tmp_path / "node", memory_bytes="256MiB") as node,
+        VllmEngine(
+            tmp_path,
+            connector=octavo_connector(node.address),
+            max_num_seqs=64,
+            kv_cache_memory_bytes=128 << 20,
+        ) as engine,
+    ):
+        concurrent(64, World(engine, reference))
 
 
 def test_salts_do_not_share(world: World) -> None:
@@ -112,29 +133,71 @@ def test_salts_do_not_share(world: World) -> None:
     assert cached == [0, 192, 0]
 
 
+def test_decoded_tokens_are_saved_too(world: World) -> None:
+    turn = Request(prompt(20, 200), max_tokens=100)
+    (answer,) = world.engine.generate([turn]).token_ids
+    world.engine.drain()
+    world.engine.reset_prefix_cache()
+    next_turn = Request([*turn.token_ids, *answer, *prompt(21, 30)])
+    # 200 + 100 tokens, of which the last was never fed back: nine whole blocks of 32.
+    assert world.assert_same_answers([next_turn]) == [288]
+
+
 @LONG
-def test_prompts_in_chunks_and_requests_that_lose_their_blocks(
-    reference: Reference, tmp_path: Path
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_prompts_in_chunks(
+    load: str, node: NodeProcess, reference: Reference, tmp_path: Path
 ) -> None:
-    """A KV cache of 40 blocks for requests of up to 30: vLLM preempts, and prefills in chunks."""
+    """Chunks end inside of blocks, for requests that decode have a part of each step."""
+    step_tokens = 128
+    stems = [prompt(180 + place, 500) for place in range(4)]
+    cold = [Request(stem, max_tokens=40 + 20 * place) for place, stem in enumerate(stems)]
+    longer = [Request([*stem[:300], *prompt(190, 400)], max_tokens=30) for stem in stems]
+    with VllmEngine(
+        tmp_path,
+        connector=octavo_connector(node.address, load=load),
+        max_num_batched_tokens=step_tokens,
+        enable_chunked_prefill=True,
+    ) as engine:
+        for requests, cached_counts in (
+            (cold, [0] * 4),
+            (cold, [loadable_tokens(each) for each in cold]),
+            (longer, [300 // BLOCK_TOKENS * BLOCK_TOKENS] * 4),
+            (longer, [loadable_tokens(each) for each in longer]),
+        ):
+            found = engine.generate(requests)
+            assert found.token_ids == reference.token_ids(requests)
+            assert found.cached_token_counts == cached_counts
+            assert found.step_tokens_max is not None
+            assert found.step_tokens_max <= step_tokens
+            engine.drain()
+            engine.reset_prefix_cache()
+
+
+@LONG
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_requests_that_lose_their_blocks(load: str, reference: Reference, tmp_path: Path) -> None:
+    """A KV cache of 40 blocks for four requests of up to 29 each: vLLM preempts."""
     requests = [Request(prompt(80 + place, 500), max_tokens=400) for place in range(4)]
     expected = reference.token_ids(requests)
     with (
         NodeProcess(tmp_path / "node", memory_bytes="128MiB") as node,
         VllmEngine(
             tmp_path,
-            connector=octavo_connector(node.address),
+            connector=octavo_connector(node.address, load=load),
             num_gpu_blocks_override=40,
             max_model_len=1024,
             max_num_batched_tokens=128,
             enable_chunked_prefill=True,
         ) as engine,
     ):
+        metrics = [engine.metrics()]
         for _round in range(3):
-            found = engine.generate(requests)
-            assert found.token_ids == expected
+            assert engine.generate(requests).token_ids == expected
             engine.drain()
             engine.reset_prefix_cache()
-        metrics = engine.metrics()
-    assert metrics["vllm:num_preemptions"] > 0
-    assert metrics["vllm:prompt_tokens_by_source/external_kv_transfer"] > 0
+            metrics.append(engine.metrics())
+    preempted, loaded = "vllm:num_preemptions", "vllm:octavo_loaded_pages"
+    assert all(after[preempted] > before[preempted] for before, after in pairwise(metrics))
+    # Requests of the last round had loaded before they lost their blocks.
+    assert metrics[-1][loaded] > metrics[-2][loaded]

@@ -38,8 +38,8 @@ def tier_tokens(engine: VllmEngine) -> tuple[float, float] | None:
 @pytest.mark.parametrize(
     ("first_mode", "second_mode"),
     [
-        (Mode.IN_PROCESS, Mode.IN_PROCESS),
         (Mode.IN_PROCESS, Mode.PROCESSES),
+        pytest.param(Mode.IN_PROCESS, Mode.IN_PROCESS, marks=LONG),
         pytest.param(Mode.PROCESSES, Mode.IN_PROCESS, marks=LONG),
         pytest.param(Mode.TWO_WORKERS, Mode.TWO_WORKERS, marks=LONG),
     ],
@@ -117,18 +117,3 @@ def test_step_that_waits_for_its_loads_gives_the_same_answers(
         answers = engine.generate(REQUESTS)
     assert answers.token_ids == reference.token_ids(REQUESTS)
     assert answers.cached_token_counts == LOADABLE
-
-
-def test_decoded_tokens_are_saved_too(
-    node: NodeProcess, reference: Reference, tmp_path: Path
-) -> None:
-    turn = Request(prompt(20, 200), max_tokens=100)
-    with VllmEngine(tmp_path, connector=octavo_connector(node.address)) as engine:
-        (answer,) = engine.generate([turn]).token_ids
-        engine.drain()
-        engine.reset_prefix_cache()
-        next_turn = Request([*turn.token_ids, *answer, *prompt(21, 30)])
-        found = engine.generate([next_turn])
-    assert found.token_ids == reference.token_ids([next_turn])
-    # 200 + 100 tokens, of which the last was never fed back: nine whole blocks of 32.
-    assert found.cached_token_counts == [288]
