@@ -79,7 +79,11 @@ class History:
         return Publisher(
             cast("PrefixIndex", self.index),
             Truth(self, number),
-            PublisherConfig(queue_pages_max=150, compare_all_s=1e12, check_s=1e-6),
+            PublisherConfig(
+                queue_pages_max=self.random.choice([150, 100_000]),
+                compare_all_s=1e12,
+                check_s=1e-6,
+            ),
             now=self.tick,
         )
 
@@ -205,14 +209,23 @@ class History:
             if holder.node_id not in up:
                 await self.index.registry.retire(holder_id)
         await self.beat()
-        for node in self.nodes:
-            for _ in range(2000 if node.is_up else 0):
-                await node.publisher.step()
-                if node.publisher.is_idle:
-                    break
-            assert node.publisher.is_idle or not node.is_up
+        await self.catch_up()
+        if self.raw is not None:
+            # Nobody has anything to say any more, and still the loss has to be noticed.
+            await self.empty_a_part()
+            await self.catch_up()
         await sweep(cast("PrefixIndex", self.index))
         await self.compare()
+
+    async def catch_up(self) -> None:
+        for node in self.nodes:
+            if node.is_up:
+                await node.publisher.step()
+                for _ in range(2000):
+                    if node.publisher.is_idle:
+                        break
+                    await node.publisher.step()
+                assert node.publisher.is_idle
 
     async def compare(self) -> None:
         for row in range(PAGES):

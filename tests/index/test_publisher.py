@@ -255,3 +255,27 @@ def test_index_that_lost_a_shard_is_noticed_without_any_change() -> None:
         assert await bench.held_by_index(keys) == 500
 
     run(story())
+
+
+def test_store_that_comes_back_goes_on_where_its_numbers_were() -> None:
+    async def story() -> None:
+        bench = Bench()
+        await bench.join()
+        keys = bench.truth.keys = chain(12, 500)
+        bench.publisher.note(Changes.published(keys))
+        await bench.settle()
+        (holder_id,) = (await bench.index.registry.view()).holders
+        # While it was away two pages went, and one came.
+        bench.truth.keys = np.concatenate((keys[2:], chain(13, 1)))
+        bench.publisher = Publisher(cast("PrefixIndex", bench.index), bench.truth, now=bench.clock)
+        bench.index.batches.clear()
+        bench.publisher.adopt(holder_id)
+        await bench.settle()
+        assert sum(len(each) for each in bench.index.batches) == 3
+        assert await bench.held_by_index(keys) == 498
+        bench.publisher.note(Changes.withdrawn(keys))
+        await bench.publisher.step()
+        assert bench.publisher.is_idle  # nothing was too late, nothing was missing
+        assert await bench.held_by_index(keys) == 0
+
+    run(story())

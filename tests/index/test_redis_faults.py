@@ -195,6 +195,7 @@ def test_sentinel_failover_loses_nothing_for_long(sentinel_servers: SentinelServ
     run(story())
 
 
+@pytest.mark.long
 def test_cluster_server_that_is_away_costs_its_own_shards_only(
     own_cluster: RedisClusterServers,
 ) -> None:
