@@ -157,16 +157,6 @@ class RedisLink:
         await asyncio.gather(*(ask(name, rows) for name, rows in groups.items()))
         return answers
 
-    async def information(self, section: str) -> dict[str, Any]:
-        """What one server says of itself. Raises IndexUnavailable."""
-        try:
-            async with asyncio.timeout(self.settings.write_timeout_s), self._slots:
-                options = {"target_nodes": "random"} if self._is_cluster else {}
-                found: dict[str, Any] = await self._client.info(section, **options)
-                return found
-        except (TimeoutError, OSError, exceptions.RedisError) as error:
-            raise IndexUnavailable(self._troubled("", error)) from None
-
     async def close(self) -> None:
         """Closes all connections."""
         clients = [self._client, *self._closing.values()]
