@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cache.invariants import check_invariants
-from tests.cache.world import KIB, TWO, World, body, chain_of, eventually
+from tests.cache.world import KIB, TWO, WAIT_S, World, body, chain_of
 
 from octavo_server.cache.page_table import NEVER
 from octavo_server.cache.retaining import Retention
@@ -141,18 +141,28 @@ def test_the_longest_wish_holds_also_after_a_restart(
     run(test())
 
 
-def test_a_wish_that_comes_while_a_page_is_written_reaches_its_record(tmp_path: Path) -> None:
+def test_a_wish_that_comes_while_a_page_is_written_reaches_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test() -> None:
-        async with World(tmp_path / "nvme", write_behind=False) as world:
+        async with World(tmp_path / "nvme") as world:
             session = await world.session()
             chain = chain_of(session, range(3))
+            store, begun, may_go_on = world.store, asyncio.Event(), asyncio.Event()
+            assert store is not None
+            write = store.write
+
+            async def held_up(*arguments: Any) -> Any:
+                begun.set()
+                await may_go_on.wait()
+                return await write(*arguments)
+
+            monkeypatch.setattr(store, "write", held_up)
             await world.put(session, chain, range(3), wish=MINUTE)
-            nvme = world.cache.nvme
-            assert nvme is not None
-            world.start_writing()
-            await eventually(lambda: bool(nvme._writes))  # pyright: ignore[reportPrivateUsage]
-            assert world.cache.table.nvme_mask[: world.cache.table.high_water].sum() == 0
+            async with asyncio.timeout(WAIT_S):
+                await begun.wait()
             await world.put(session, chain, range(3), wish=HOUR)
+            may_go_on.set()
             await world.settled()
             await world.reopen(killed=True)
             session = await world.session()
