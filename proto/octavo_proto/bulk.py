@@ -35,7 +35,7 @@ PUT: Final = 2
 ROWS_MAX: Final = 1024
 """Units of one request: what one ``sendmsg`` takes, and little work for the node's event loop."""
 
-PART_BYTES: Final = 4 << 20
+PART_BYTES: Final = 8 << 20
 """Bytes that a client asks for or sends at a time, or a single unit: large beside the cost of a
 request, small enough that several streams share a chain evenly."""
 

@@ -25,11 +25,11 @@ import octavo
 from octavo import Status
 from octavo.transport.bulk_socket import BulkSocket
 
-PAGES = 400
-"""6.25 MiB: two parts."""
+PAGES = 700
+"""11 MiB: two parts."""
 
 ROWS = PAGES * UNITS
-PART_END = 40_000
+AMIDST = 40_000
 """Bytes into a stream: within the first part's units, whichever side sends."""
 
 
@@ -90,7 +90,7 @@ def get(client: octavo.Client, data: Bytes) -> octavo.GetResult:
 def test_one_flipped_bit_costs_one_page(
     node: NodeProcess, proxy: FaultyProxy, stored: Bytes
 ) -> None:
-    proxy.to_client = Fault(Kind.FLIP, PART_END, times=1)
+    proxy.to_client = Fault(Kind.FLIP, AMIDST, times=1)
     with bulk_client(node) as client:
         got = get(client, stored)
         assert got.counts == {Status.DONE: PAGES - 1, Status.CORRUPT: 1}
@@ -99,7 +99,7 @@ def test_one_flipped_bit_costs_one_page(
 
 
 def test_a_bit_flipped_on_the_way_in_is_never_stored(node: NodeProcess, proxy: FaultyProxy) -> None:
-    proxy.to_node = Fault(Kind.FLIP, PART_END, times=1)
+    proxy.to_node = Fault(Kind.FLIP, AMIDST, times=1)
     corrupt = statistics(node).counters["bulk_units_corrupt"]
     data = content(1, PAGES)
     with bulk_client(node) as client:
@@ -117,7 +117,7 @@ def test_a_bit_flipped_on_the_way_in_is_never_stored(node: NodeProcess, proxy: F
 def test_a_stream_cut_in_the_middle_of_a_get_is_replaced(
     node: NodeProcess, proxy: FaultyProxy, stored: Bytes
 ) -> None:
-    proxy.to_client = Fault(Kind.CUT, PART_END, times=1)
+    proxy.to_client = Fault(Kind.CUT, AMIDST, times=1)
     with bulk_client(node) as client:
         assert get(client, stored).counts == {Status.DONE: PAGES}
         assert client.health.counters["bulk_stream_broke"] == 1
@@ -127,7 +127,7 @@ def test_a_stream_cut_in_the_middle_of_a_get_is_replaced(
 def test_streams_that_are_always_cut_cost_misses_at_most(
     node: NodeProcess, proxy: FaultyProxy, stored: Bytes
 ) -> None:
-    proxy.to_client = Fault(Kind.CUT, PART_END)
+    proxy.to_client = Fault(Kind.CUT, AMIDST)
     with bulk_client(node) as client:
         for _ in range(4):
             assert set(get(client, stored).counts) <= {Status.DONE, Status.UNAVAILABLE}
@@ -137,7 +137,7 @@ def test_streams_that_are_always_cut_cost_misses_at_most(
 def test_a_put_over_a_link_that_breaks_stores_what_arrived_whole(
     node: NodeProcess, proxy: FaultyProxy, kind: Kind
 ) -> None:
-    proxy.to_node = Fault(kind, PART_END, times=1)
+    proxy.to_node = Fault(kind, AMIDST, times=1)
     data = content(1, PAGES)
     with bulk_client(node, timeout_s=2.0) as client:
         chain = client.chain(prompt(1, PAGES))
@@ -157,7 +157,7 @@ def test_a_put_over_a_link_that_breaks_stores_what_arrived_whole(
 def test_a_get_over_a_link_that_lies_about_lengths_is_a_miss_in_time(
     node: NodeProcess, proxy: FaultyProxy, stored: Bytes, kind: Kind
 ) -> None:
-    proxy.to_client = Fault(kind, PART_END)
+    proxy.to_client = Fault(kind, AMIDST)
     with bulk_client(node, timeout_s=1.5) as client:
         for _ in range(2):
             began_s = time.monotonic()
@@ -195,7 +195,7 @@ def test_without_a_bulk_port_grpc_carries_the_bytes(
 def test_a_get_cancelled_in_the_middle_ends_at_once_and_writes_no_more(
     node: NodeProcess, proxy: FaultyProxy, stored: Bytes
 ) -> None:
-    proxy.to_client = Fault(Kind.STALL, PART_END)
+    proxy.to_client = Fault(Kind.STALL, AMIDST)
 
     async def story() -> Bytes:
         async with octavo.AsyncClient(

@@ -28,17 +28,18 @@ class Identity:
     fingerprint: bytes
     first_page: int
 
-    def digest(self, rows: Rows, row: int) -> int:
-        """Of the bytes that lie at a row's address now."""
-        length = int(rows.lengths[row])
-        seed = digest_seed(
-            key_at(self.keys, int(rows.positions[row]) - self.first_page),
-            self.fingerprint,
-            int(rows.units[row]),
-            int(rows.variants[row]),
-            length,
-        )
-        return unit_digest(view_at(int(rows.addresses[row]), length, writable=False), seed)
+    def seeds(self, rows: Rows) -> list[int]:
+        """Of the digests of rows."""
+        return [
+            digest_seed(key_at(self.keys, place), self.fingerprint, unit, variant, length)
+            for place, unit, variant, length in zip(
+                (rows.positions - self.first_page).tolist(),
+                rows.units.tolist(),
+                rows.variants.tolist(),
+                rows.lengths.tolist(),
+                strict=True,
+            )
+        ]
 
 
 class GetPart(Part):
@@ -77,13 +78,11 @@ class GetPart(Part):
             return
         if answer.size_bytes != rows.size_bytes:
             raise NodeFailed(f"{answer.size_bytes} bytes are to come, {rows.size_bytes} were asked")
-        for row, (address, length) in enumerate(
-            zip(rows.addresses.tolist(), rows.lengths.tolist(), strict=True)
-        ):
-            view = view_at(address, length, writable=True)
+        seeds = self._identity.seeds(rows)
+        for row, view in enumerate(_views(rows, writable=True)):
             stream.receive(view, self.call.until_s, self._wanted)
             # Now, for the bytes are still in the processor's cache.
-            self.whole[row] = self._identity.digest(rows, row) == self._digests[row]
+            self.whole[row] = unit_digest(view, seeds[row]) == self._digests[row]
         self.doubtful = not self.whole.all()
 
     def _wanted(self) -> bool:
@@ -104,19 +103,16 @@ class PutPart(Part):
 
     def begin(self, stream: BulkSocket) -> None:
         rows = self.rows
-        digests = [self._identity.digest(rows, row) for row in range(len(rows))]
+        views = _views(rows, writable=False)
+        digests = list(map(unit_digest, views, self._identity.seeds(rows)))
         sent = bulk.UnitsSent(
             rows.positions - self._identity.first_page,
             rows.units.astype(np.int64),
             rows.lengths,
             np.array(digests, dtype=columns.U64),
         )
-        buffers = [memoryview(self._request.pack() + sent.pack())]
-        buffers += [
-            view_at(address, length, writable=False)
-            for address, length in zip(rows.addresses.tolist(), rows.lengths.tolist(), strict=True)
-        ]
-        stream.send(buffers, self.call.until_s, self._wanted)
+        header = memoryview(self._request.pack() + sent.pack())
+        stream.send([header, *views], self.call.until_s, self._wanted)
 
     def end(self, stream: BulkSocket) -> None:
         _answer(stream, self._request, self.call)
@@ -126,6 +122,13 @@ class PutPart(Part):
 
     def _wanted(self) -> bool:
         return self.call.wanted
+
+
+def _views(rows: Rows, *, writable: bool) -> list[memoryview]:
+    return [
+        view_at(address, length, writable=writable)
+        for address, length in zip(rows.addresses.tolist(), rows.lengths.tolist(), strict=True)
+    ]
 
 
 def _answer(stream: BulkSocket, request: bulk.Request, call: Call) -> bulk.Answer:

@@ -137,17 +137,15 @@ class Channel:
         only the caller keeps in place."""
         future: asyncio.Future[bool] = self._loop.create_future()
         self._lane.submit([Call(step, future)])
-        cancelled = False
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                cancelled = True
-                self.hang_up()
-        if cancelled:
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.hang_up()
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
             future.exception()  # nobody else will look at it
-            raise asyncio.CancelledError
-        return future.result()
+            raise
 
     async def _readable(self, until_s: float | None) -> None:
         ready = asyncio.Event()
