@@ -14,6 +14,8 @@ FIGURES = {
     "largest_hash_fields",
     "bytes_per_page",
     "publish_pages_per_s",
+    "publish_cpu_us_per_page",
+    "publish_redis_cpu_us_per_page",
     "publish_ceiling_pages_per_s",
     "match_640_ms",
     "match_640_exact_ms",
