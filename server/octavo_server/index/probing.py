@@ -2,8 +2,9 @@
 
 Presence is nearly closed under prefixes, and neighbours mostly have the same holders. So a
 chain of 8,192 pages is looked at in three rounds: pages at doubling distances, which bracket
-the end of what is held (a miss costs a dozen pages); every 32nd page before that end; and all
-pages between two neighbours that differ. What lies between two equal ones is taken as equal.
+the end of what is held (a miss costs a dozen pages); every 32nd page before that end, with
+which shorter chains begin; and all pages between two neighbours that differ. What lies between
+two equal ones is taken as equal.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ STRIDE_PAGES: Final = 32
 """An 8,192-page chain with four changes of holders takes 256 + 4 * 31 looks; half or twice the
 stride takes more."""
 
+BRACKET_PAGES_MIN: Final = 64 * STRIDE_PAGES
+"""Chains up to this are looked at by stride at once: a call more takes longer than 64 looks."""
+
 UNKNOWN: Final = -1
 ABSENT: Final = 0
 
@@ -28,8 +32,12 @@ class ChainProbe:
 
     def __init__(self, page_count: int, *, exact: bool = False) -> None:
         self.codes: NDArray[np.int32] = np.full(page_count, UNKNOWN, dtype=np.int32)
-        everything = exact or page_count <= 2 * STRIDE_PAGES
-        self._rounds = [self._all] if everything else [self._bracket, self._stride, self._refine]
+        if exact or page_count <= 2 * STRIDE_PAGES:
+            self._rounds = [self._all]
+        elif page_count <= BRACKET_PAGES_MIN:
+            self._rounds = [self._stride, self._refine]
+        else:
+            self._rounds = [self._bracket, self._stride, self._refine]
 
     def next_positions(self) -> Positions | None:
         """Pages to look at now, ascending, perhaps none; None when nothing is left to do."""
@@ -67,7 +75,10 @@ class ChainProbe:
         return np.array([*doubling[:-1], last], dtype=np.int64)
 
     def _stride(self) -> Positions:
-        return np.arange(STRIDE_PAGES - 1, self._end(), STRIDE_PAGES)
+        ends = [0, len(self.codes) - 1]
+        strides = np.arange(STRIDE_PAGES - 1, self._end(), STRIDE_PAGES)
+        found: Positions = np.union1d(strides, ends).astype(np.int64)
+        return found
 
     def _refine(self) -> Positions:
         """What lies between neighbours that differ, up to the first that is absent."""

@@ -282,7 +282,10 @@ class Publisher:
             self._failed()
         else:
             self._backoff.succeeded()
-        done = batch if not applied.failed else _in_shards(batch, set(applied.outcomes))
+        taken = {
+            shard for shard, outcome in applied.outcomes.items() if outcome is not ShardOutcome.LATE
+        }
+        done = _in_shards(batch, taken)
         additions = int(np.count_nonzero(done.units))
         self.counters.published_pages += additions - applied.crowded_pages
         self.counters.withdrawn_pages += len(done) - additions

@@ -113,20 +113,27 @@ class RedisIndex(PrefixIndex):
         return applied
 
     async def match(self, keys: Keys, *, exact: bool = False) -> Found:
+        # Each call has what is left of the time, so that it is the call that times out: then
+        # nobody asks the same server again at once.
+        deadline_s = time.monotonic() + self.link.settings.match_timeout_s
         try:
-            async with asyncio.timeout(self.link.settings.match_timeout_s):
-                view = await self.views.at_most(self._view_age_s)
-                found, strangers = await self._look_through(keys, exact, view)
-                if strangers - self._unknown:
-                    # They may have registered after the view was taken.
-                    fresh = await self.views.at_most(0.0)
-                    if fresh is not view:
-                        found, strangers = await self._look_through(keys, exact, fresh)
-                        self._unknown = strangers
-                return found
+            view = await self._view(self._view_age_s, deadline_s)
+            found, strangers = await self._look_through(keys, exact, view, deadline_s)
+            if strangers - self._unknown:
+                # They may have registered after the view was taken.
+                fresh = await self._view(0.0, deadline_s)
+                if fresh is not view:
+                    found, strangers = await self._look_through(keys, exact, fresh, deadline_s)
+                    self._unknown = strangers
         except TimeoutError:
             self.link.troubles[Trouble.TIMEOUT] += 1
             return NOT_ANSWERED
+        return found
+
+    async def _view(self, age_s: float, deadline_s: float) -> HolderView:
+        """Raises TimeoutError."""
+        async with asyncio.timeout(deadline_s - time.monotonic()):
+            return await self.views.at_most(age_s)
 
     async def own_entries(
         self, holder_id: int, shards: Sequence[int]
@@ -190,7 +197,7 @@ class RedisIndex(PrefixIndex):
         await self.link.close()
 
     async def _look_through(
-        self, keys: Keys, exact: bool, view: HolderView
+        self, keys: Keys, exact: bool, view: HolderView, deadline_s: float
     ) -> tuple[Found, frozenset[int]]:
         """One match with one view of the registry, and the ids met that it does not know."""
         names = _names(keys)
@@ -204,7 +211,7 @@ class RedisIndex(PrefixIndex):
             unread = np.array([at for at, each in enumerate(values) if each is None], dtype=np.intp)
             for begin in range(0, len(unread), LOOK_PAGES_MAX):
                 rows = unread[begin : begin + LOOK_PAGES_MAX]
-                calls += await self._read(keys[positions[rows]], rows, values)
+                calls += await self._read(keys[positions[rows]], rows, values, deadline_s)
             codes = [reader.code(each or b"") for each in values]
             self._remember_met(wanted, values, reader)
             probe.take(positions, np.array(codes, dtype=np.int32))
@@ -214,7 +221,7 @@ class RedisIndex(PrefixIndex):
         return reader.found(probe, answer), frozenset(reader.strangers)
 
     async def _read(
-        self, keys: Keys, rows: NDArray[np.intp], values: list[bytes | None]
+        self, keys: Keys, rows: NDArray[np.intp], values: list[bytes | None], deadline_s: float
     ) -> Counter[bool]:
         """Reads the values of ``keys`` into ``values[rows]``; how many shards answered or not."""
         groups = _grouped(keys)
@@ -222,7 +229,7 @@ class RedisIndex(PrefixIndex):
             LOOK,
             [],
             [ShardCall(self._states[shard], fields) for shard, fields, _ in groups],
-            self.link.settings.match_timeout_s,
+            deadline_s - time.monotonic(),
         )
         names = _names(keys)
         for (_, _, order), answer in zip(groups, answers, strict=True):
