@@ -103,6 +103,7 @@ stubs: setup
 
 bench: setup
 	$(BIN)/octavo bench local --json
+	$(BIN)/octavo bench bulk --json
 	$(BIN)/octavo bench nvme --json
 
 clean:
