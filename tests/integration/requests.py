@@ -32,6 +32,7 @@ METHODS: Final[dict[str, tuple[str, Any]]] = {
     "Abort": ("unary_unary", cache_pb2.AbortRequest),
     "Retain": ("unary_unary", cache_pb2.RetainRequest),
     "Hint": ("unary_unary", cache_pb2.HintRequest),
+    "IssueBulkTicket": ("unary_unary", cache_pb2.IssueBulkTicketRequest),
     "Delete": ("unary_unary", cache_pb2.DeleteRequest),
     "Clear": ("unary_unary", cache_pb2.ClearRequest),
     "Flush": ("unary_unary", cache_pb2.FlushRequest),
@@ -178,7 +179,7 @@ requests: dict[str, st.SearchStrategy[Any]] = {
         hold_id=st.one_of(st.just(0), numbers),
         first_position=st.one_of(st.just(0), sizes),
         unit_mask=masks,
-        delivery=st.sampled_from([1, 2, 2, 2, 0, 3]),
+        delivery=st.sampled_from([1, 2, 2, 2, 3, 0, 4]),
         lease_ms=sizes,
         wait_pending=st.booleans(),
         wait_ms=st.sampled_from([1, 20]),  # longer ones would only make the test longer
@@ -219,8 +220,12 @@ requests: dict[str, st.SearchStrategy[Any]] = {
         unpin=st.booleans(),
     ),
     "Hint": st.builds(
-        cache_pb2.HintRequest, session_id=session_ids, chain=chains(), hint=maybe_hints
+        cache_pb2.HintRequest,
+        session_id=session_ids,
+        chain=chains(),
+        hint=st.one_of(hints, hints, hints, st.none()),
     ),
+    "IssueBulkTicket": st.builds(cache_pb2.IssueBulkTicketRequest, session_id=session_ids),
     "Delete": st.builds(cache_pb2.DeleteRequest, session_id=session_ids, chain=chains()),
     "Clear": st.builds(
         cache_pb2.ClearRequest,
