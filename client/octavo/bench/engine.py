@@ -200,7 +200,7 @@ class EngineBench:
 
         ``connector`` times itself, as ``engine_timing`` describes.
         """
-        file = self.logs / "times"
+        file = self.logs / f"times-{time.monotonic_ns()}"
         with self.started(connector, {FILE_VARIABLE: str(file)}) as timed:
             known = [new_prompt(self.prompt_tokens) for _ in range(BATCH_REQUESTS // 2)]
             with Stored(self.node) as stored:
