@@ -133,7 +133,7 @@ def test_bulk_streams_have_a_port_beside_tcp_unless_told_otherwise() -> None:
     )
     assert load_settings({**tcp, "listen_bulk": "off"}, {}).bulk_address is None
     assert "allow_unauthenticated_tcp" in refusal({"listen_bulk": "127.0.0.1:0"})
-    assert "listen_bulk" in refusal({**tcp, "listen_bulk": "nowhere"})
+    assert "listen-bulk" in refusal({**tcp, "listen_bulk": "nowhere"})
 
 
 @pytest.mark.parametrize("value", ["off", "OFF", ""])

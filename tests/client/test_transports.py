@@ -8,7 +8,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from tests.nodes import NodeProcess
 
 import octavo
 from octavo import Status
-from octavo.transport.broker import BrokerLink
 
 LEASE_S = 0.6
 
@@ -380,39 +378,3 @@ def test_a_long_copy_in_slices_keeps_its_lease_by_renewing(
         chain, _ = stored_prompt(client, 31, 3)
         slow = SlowSink(LEASE_S * 0.35)  # six units: twice the lease in all
         assert client.get(chain, slow).page_count == 3
-
-
-def test_auto_takes_streams_where_shared_memory_cannot_be_mapped(
-    node: NodeProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(shared: object, timeout_s: float) -> BrokerLink:
-        raise octavo.ConnectError("another container's /run")
-
-    monkeypatch.setattr("octavo.session.BrokerLink", no_memory)
-    with client_of(node.address, "auto") as client:
-        client.connect()
-        assert client.transport_name == "bulk"
-        stored_prompt(client, 32, 4)
-
-
-def test_auto_takes_grpc_where_nothing_else_is_to_be_had(
-    node: NodeProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(*_where: object) -> NoReturn:
-        raise octavo.ConnectError("behind a firewall")
-
-    monkeypatch.setattr("octavo.session.BrokerLink", nothing)
-    monkeypatch.setattr("octavo.session.BulkSocket", nothing)
-    with client_of(node.address, "auto") as client:
-        client.connect()
-        assert client.transport_name == "grpc"
-        assert client.health.counters["bulk_unreachable"] == 1
-        stored_prompt(client, 33, 4)
-    with client_of(node.address, "bulk") as client, pytest.raises(octavo.ConnectError):
-        client.connect()
-
-
-def test_auto_takes_shared_memory_on_this_host(node: NodeProcess) -> None:
-    with client_of(node.address, "auto") as client:
-        client.connect()
-        assert client.transport_name == "shm"
