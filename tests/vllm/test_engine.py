@@ -70,8 +70,8 @@ def engine(**changes: Any) -> tuple[Any, Any]:
 
 
 def described(**changes: Any) -> Any:
-    settings = changes.pop("settings", SETTINGS)
-    return describe(*engine(**changes), settings, changes.pop("form", ""))
+    settings, form = changes.pop("settings", SETTINGS), changes.pop("form", "")
+    return describe(*engine(**changes), settings, form)
 
 
 def test_an_engine_is_described_with_layers_in_the_order_of_the_model() -> None:
@@ -167,6 +167,15 @@ def test_pages_that_do_not_divide_the_block_are_refused() -> None:
     settings = ConnectorSettings(weights_revision="r1", page_tokens=64)
     with pytest.raises(EngineRefused, match="page_tokens is 64, must divide"):
         layout_of(described(), settings, 0)
+
+
+def test_an_engine_whose_blocks_cannot_be_packed_refuses_a_profile_that_packs() -> None:
+    best = ConnectorSettings(weights_revision="r1", profile="best")
+    opaque = described(form="opaque:test")
+    with pytest.raises(EngineRefused, match="profile is 'best', must be 'exact'"):
+        layout_of(opaque, best, 0)
+    layout_of(described(), best, 0)
+    layout_of(opaque, ConnectorSettings(weights_revision="r1", profile="raw"), 0)
 
 
 def test_weights_are_named_by_the_hubs_commit_or_not_at_all() -> None:

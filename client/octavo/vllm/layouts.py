@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from octavo.codec import Profile
+from octavo.codec.registry import RAW
 from octavo.errors import InvalidRequest
 from octavo.shards import ShardMap, with_parts
 from octavo.vllm.errors import EngineRefused
@@ -53,6 +55,11 @@ def layout_of(kv: EngineKv, settings: ConnectorSettings, epoch: int) -> Layout:
     Raises:
         EngineRefused: names what cannot be cut into pages.
     """
+    if kv.is_opaque and Profile.named(settings.profile).codec_name != RAW.name:
+        raise EngineRefused(
+            f"kv_connector_extra_config: profile is {settings.profile!r}, must be 'exact': only "
+            "this backend knows the order of bytes in its blocks, so they cannot be packed"
+        )
     try:
         layout = Layout(
             name="engine",
