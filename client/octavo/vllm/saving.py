@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,10 +26,15 @@ from octavo.results import PutResult
 from octavo.status import Status
 from octavo.vllm.blocks import Blocks, Snapshot
 from octavo.vllm.orders import PageOrder, SaveReport
+from octavo.vllm.settings import Role
 
 PUT_TIMEOUT_S: Final = 10.0
 PIECES: Final = 4
 """A snapshot takes at most this part of the room, so that one is put while the next is made."""
+
+BEHIND_S: Final = 0.02
+"""A put begins this long after its pages were copied out: the step's first token goes out in that
+time, and would have to share the interpreter and the processors with it."""
 
 logger = logging.getLogger("octavo.vllm")
 
@@ -48,6 +54,8 @@ class _Put:
     order: PageOrder
     page_end: int
     snapshot: Snapshot
+    due_s: float
+    """When it may begin, on the monotonic clock."""
 
     @property
     def first_page(self) -> int:
@@ -57,8 +65,10 @@ class _Put:
 class Saver:
     """``take`` and ``retry`` run on the engine's thread, puts on one of its own."""
 
-    def __init__(self, room_bytes: int, count: Callable[[str, int], None]) -> None:
+    def __init__(self, room_bytes: int, count: Callable[[str, int], None], behind_s: float) -> None:
+        """``behind_s``: how long puts stay behind the step whose pages they put."""
         self._room_bytes: Final = room_bytes
+        self._behind_s: Final = behind_s
         self._count = count
         self._waiting: deque[tuple[SaveTarget, Chain, PageOrder]] = deque()
         self._puts: deque[_Put] = deque()
@@ -75,6 +85,8 @@ class Saver:
         left = order if self._waiting else self._copy_out(target, chain, order)
         if left is not None:
             self._waiting.append((target, chain, left))
+            with self._condition:
+                self._condition.notify_all()
 
     def retry(self) -> None:
         """Tries those that wait again."""
@@ -123,7 +135,8 @@ class Saver:
             snapshot = blocks.snapshot(left.block_ids, left.first_page, page_end)
             if snapshot is None:
                 return left
-            put = _Put(target, chain, left, page_end, snapshot)
+            due_s = time.monotonic() + self._behind_s
+            put = _Put(target, chain, left, page_end, snapshot, due_s)
             with self._condition:
                 self._puts.append(put)
                 self._condition.notify_all()
@@ -140,10 +153,18 @@ class Saver:
                     return
                 put = self._puts.popleft()
                 self._busy = True
+            self._stay_behind(put)
             try:
                 self._put(put)
             finally:
                 put.snapshot.release()
+
+    def _stay_behind(self, put: _Put) -> None:
+        """Waits until the put is due, or its room is wanted for pages that wait."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._waiting or self._closed, max(0.0, put.due_s - time.monotonic())
+            )
 
     def _put(self, put: _Put) -> None:
         page_count, units = put.page_end - put.first_page, put.target.blocks.units
@@ -184,6 +205,11 @@ class Saver:
         if reason != self._complaint:
             self._complaint = reason
             logger.error("octavo: saves fail: %s", reason)
+
+
+def behind_s(role: Role) -> float:
+    """How long an engine's puts stay behind. What a producer stores, a consumer waits for."""
+    return 0.0 if role is Role.PRODUCER else BEHIND_S
 
 
 def _reasons(result: PutResult) -> str:

@@ -18,7 +18,7 @@ from octavo.vllm.draining import forget, register
 from octavo.vllm.loading import Loader, LoadJob
 from octavo.vllm.orders import ChainPart, StepOrders, WorkerReport
 from octavo.vllm.plan import turn_of
-from octavo.vllm.saving import PUT_TIMEOUT_S, Saver, SaveTarget
+from octavo.vllm.saving import PUT_TIMEOUT_S, Saver, SaveTarget, behind_s
 from octavo.vllm.settings import ConnectorSettings, Role
 from octavo_proto.layout import Layout
 
@@ -62,7 +62,7 @@ class WorkerSide:
         self._make_blocks = make_blocks
         self._layout: Layout = layout
         self._now = _Epoch(make_client(layout), make_blocks(layout))
-        self._saver: Final = Saver(settings.staging_bytes, count)
+        self._saver: Final = Saver(settings.staging_bytes, count, behind_s(role))
         self._loader: Final = Loader()
         self._failed_block_ids: set[int] = set()
         self._report = WorkerReport()
