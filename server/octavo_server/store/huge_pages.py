@@ -6,8 +6,8 @@ page cache then has 256 pieces to fill where it could have one or two. Through v
 what ran before it, so that the same node is fast one day and slow the next.
 
 ``madvise(MADV_COLLAPSE)`` (Linux 6.1) makes a huge page of a range at once, and unlike
-transparent huge pages for shared memory it does not need to be switched on by the host. Filling
-an arena that way takes a third of the time that single pages take.
+transparent huge pages for shared memory it does not need to be switched on by the host. Giving an
+arena its memory that way takes less than half the time that single pages take.
 """
 
 from __future__ import annotations

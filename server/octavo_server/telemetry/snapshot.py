@@ -1,7 +1,7 @@
 """A node's state at one moment, as plain values.
 
 The assembly builds one on demand; the HTTP port and the Admin service only render it.
-Making a snapshot reads counters and touches no page.
+Making a snapshot reads counters and scans the page table, and does not make a page look used.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from octavo_server.store.nvme.health import (
 from octavo_server.store.nvme.log import GroupCommit
 from octavo_server.store.nvme.opening import OpenedFiles, open_files
 from octavo_server.store.nvme.records import (
-    BODY_ALIGN_BYTES,
     NO_OFFSET,
     RECORD,
     Kind,
@@ -47,7 +46,7 @@ from octavo_server.store.nvme.transfers import (
     runs_to_read,
 )
 from octavo_server.store.nvme.upkeep import Upkeep
-from octavo_server.store.slabs import SlabAllocator
+from octavo_server.store.slabs import SlabAllocator, sizes_of_slots
 
 T = TypeVar("T")
 
@@ -161,7 +160,7 @@ class NvmeStore:
         """Offsets of slots for bodies of ``lengths``; NO_OFFSET where there is no room."""
         self._upkeep.look_at_space()
         offsets = np.full(len(lengths), NO_OFFSET, dtype=np.int64)
-        slot_bytes = -(-lengths.astype(np.int64) // BODY_ALIGN_BYTES) * BODY_ALIGN_BYTES
+        slot_bytes = sizes_of_slots(lengths)
         budget = self._guard.budget_bytes(self._slabs.used_bytes)
         fitting = int(np.searchsorted(np.cumsum(slot_bytes), budget, side="right"))
         admitted = self._breaker.admit(fitting, self._loop.time())
