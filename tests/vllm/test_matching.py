@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from unittest.mock import Mock
 
@@ -14,7 +15,9 @@ from tests.vllm.engine import ANSWER_S, Engine, engine_kv
 from octavo import Client
 from octavo.errors import InvalidRequest
 from octavo.vllm.matching import HOLDS_MAX, Lookup, Matcher
+from octavo.vllm.params import Retention
 from octavo.vllm.settings import ConnectorSettings
+from octavo.wishes import SessionHint
 
 PROMPT = list(range(100, 300))
 ALWAYS = ConnectorSettings(load_policy="always", match_timeout_s=20.0)
@@ -143,6 +146,30 @@ def test_lookups_that_fail_keep_no_hold_and_end_no_thread(
     matcher.abandon(lookup)
     assert eventually_no_holds(client)
     matcher.close()
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a fault of ours")])
+def test_wishes_and_hints_that_fail_are_counted_and_end_no_thread(
+    engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = engine.client(engine.layout)
+    counted: Counter[str] = Counter()
+    matcher = Matcher(client, lambda name, count: counted.update({name: count}))
+    fault = Mock(side_effect=error)
+    monkeypatch.setattr(client, "retain", fault)
+    monkeypatch.setattr(client, "hint", fault)
+    for _each in range(2):  # more faults than there are threads
+        matcher.retain(client.chain(), Retention(pin_s=1.0), 3)
+        matcher.tell(SessionHint("s"), None, "default")
+    lookup = Lookup(client.chain(), 0, PROMPT, {}, hold=False)
+    matcher.submit(lookup, ANSWER_S)
+    assert lookup.wait(ANSWER_S)
+    assert lookup.match.page_count == 6
+    matcher.close()
+    deadline_s = time.monotonic() + ANSWER_S
+    while counted != {"unpinned_pages": 6, "hints_lost": 2}:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 def test_closing_ends_the_threads(engine: Engine) -> None:

@@ -100,7 +100,8 @@ class Matcher:
     """Runs lookups. ``submit`` and ``release`` return at once."""
 
     def __init__(self, client: Client, count: Callable[[str, int], None]) -> None:
-        """``count`` is told what the node refuses: ``match_refused``, ``unpinned_pages``."""
+        """``count`` is told what was to no avail: ``match_refused``, ``unpinned_pages``,
+        ``hints_lost``."""
         self._client: Final = client
         self._count = count
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -144,7 +145,10 @@ class Matcher:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except Exception:  # whatever it was: other requests wait for the thread
+                logger.exception("octavo: a look-up, wish or hint failed")
 
     def _connect(self) -> None:
         try:
@@ -175,13 +179,12 @@ class Matcher:
             # Refused: a request must not suffer from it. Said once for each reason.
             self._count("match_refused", 1)
             self._complain("look-ups fail", error)
-        except Exception:  # whatever it was: a request waits for an answer, others for the thread
-            logger.exception("octavo: a look-up failed")
-        if hold and match.hold is None:
-            self._give_hold()
-        unwanted = lookup.finish(match)
-        if unwanted is not None:
-            self._release(unwanted)
+        finally:  # also after a fault of ours: a request waits for the answer
+            if hold and match.hold is None:
+                self._give_hold()
+            unwanted = lookup.finish(match)
+            if unwanted is not None:
+                self._release(unwanted)
 
     def _retain(self, chain: Chain, retention: Retention, page_count: int) -> None:
         unpinned = page_count
@@ -192,19 +195,21 @@ class Matcher:
             pass  # the engine has ended, or was reset
         except OctavoError as error:
             self._complain("pages are not retained", error)
-        if retention.pin_s is not None:
-            self._count("unpinned_pages", unpinned)
+        finally:
+            if retention.pin_s is not None:
+                self._count("unpinned_pages", unpinned)
 
     def _tell(self, hint: SessionHint, chain: Chain | None, namespace: str) -> None:
+        heard = False
         try:
             heard = self._client.hint(hint, chain, namespace=namespace)
         except ClientClosed:
-            heard = False
+            pass  # the engine has ended, or was reset
         except OctavoError as error:
-            heard = False
             self._complain("hints are refused", error)
-        if not heard:
-            self._count("hints_lost", 1)
+        finally:
+            if not heard:
+                self._count("hints_lost", 1)
 
     def _complain(self, what: str, error: OctavoError) -> None:
         """Says it once for each reason."""
