@@ -33,15 +33,13 @@ class EnginePart(Enum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Pairs = Annotated[
+    int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
+]
 
 
 @app.command()
-def local(
-    pairs: Annotated[
-        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
-    ] = 15,
-    as_json: Json = False,
-) -> None:
+def local(pairs: Pairs = 15, as_json: Json = False) -> None:
     """Get, put and match through shared memory, beside torch's copy of the same bytes.
 
     Starts a node of its own and needs about 2 GB of memory.
@@ -56,12 +54,7 @@ def local(
 
 
 @app.command()
-def bulk(
-    pairs: Annotated[
-        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
-    ] = 15,
-    as_json: Json = False,
-) -> None:
+def bulk(pairs: Pairs = 15, as_json: Json = False) -> None:
     """Get and put over plain TCP streams on loopback, beside plain blocking sockets.
 
     What workers without shared memory have. Starts a node of its own and needs about 2 GB.
@@ -96,12 +89,7 @@ def nvme(
 
 
 @app.command()
-def codec(
-    pairs: Annotated[
-        int, typer.Option(min=1, max=1000, help="Pairs of a measurement and its ceiling.")
-    ] = 15,
-    as_json: Json = False,
-) -> None:
+def codec(pairs: Pairs = 15, as_json: Json = False) -> None:
     """Bytes, speed on one thread and error of every codec, beside torch's own FP8 cast.
 
     Examples:
