@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -72,45 +72,34 @@ class _Worker:
 
     def puts(self, pairs: int) -> dict[str, float]:
         """Put beside the ceiling: until the node says that all is stored and visible."""
-        self._put(self._bulk)  # warm: the arena's memory exists
-        self._plain_put_s()
-        ratios: list[float] = []
-        ceilings: list[float] = []
-        taken: list[float] = []
-        inline: list[float] = []
-        for pair in progress(range(pairs), "put", pairs):
-            ceilings.append(self._plain_put_s())
-            taken.append(self._put(self._bulk))
-            ratios.append(ceilings[-1] / taken[-1])
-            if pair % INLINE_EVERY == 0:
-                inline.append(self._put(self._inline))
+        figures = self._beside("put", pairs, self._put, self._plain_put_s)
         self._put(self._bulk)
-        return {
-            "put_ratio": median(ratios),
-            "put_gbps": TOTAL_BYTES / median(taken) / 1e9,
-            "put_ceiling_gbps": TOTAL_BYTES / median(ceilings) / 1e9,
-            "grpc_put_gbps": TOTAL_BYTES / median(inline) / 1e9,
-        }
+        return figures
 
     def gets(self, pairs: int) -> dict[str, float]:
         """Get beside the ceiling: from the call to received, checked and released."""
-        self._get(self._bulk)
-        self._plain_get_s()
+        return self._beside("get", pairs, self._get, self._plain_get_s)
+
+    def _beside(
+        self, what: str, pairs: int, ours_s: Callable[[Client], float], plain_s: Callable[[], float]
+    ) -> dict[str, float]:
+        ours_s(self._bulk)  # warm: the arena's memory exists
+        plain_s()
         ratios: list[float] = []
         ceilings: list[float] = []
         taken: list[float] = []
         inline: list[float] = []
-        for pair in progress(range(pairs), "get", pairs):
-            ceilings.append(self._plain_get_s())
-            taken.append(self._get(self._bulk))
+        for pair in progress(range(pairs), what, pairs):
+            ceilings.append(plain_s())
+            taken.append(ours_s(self._bulk))
             ratios.append(ceilings[-1] / taken[-1])
             if pair % INLINE_EVERY == 0:
-                inline.append(self._get(self._inline))
+                inline.append(ours_s(self._inline))
         return {
-            "get_ratio": median(ratios),
-            "get_gbps": TOTAL_BYTES / median(taken) / 1e9,
-            "get_ceiling_gbps": TOTAL_BYTES / median(ceilings) / 1e9,
-            "grpc_get_gbps": TOTAL_BYTES / median(inline) / 1e9,
+            f"{what}_ratio": median(ratios),
+            f"{what}_gbps": TOTAL_BYTES / median(taken) / 1e9,
+            f"{what}_ceiling_gbps": TOTAL_BYTES / median(ceilings) / 1e9,
+            f"grpc_{what}_gbps": TOTAL_BYTES / median(inline) / 1e9,
         }
 
     def _new_chain(self, client: Client) -> Chain:

@@ -44,7 +44,8 @@ class PlainPeer:
 
     def get(self, target: memoryview, piece_bytes: int) -> None:
         """Fills ``target`` in pieces, each stream its share."""
-        list(self._threads.map(_receive, self._streams, self._shares(target), [piece_bytes] * 64))
+        pieces = itertools.repeat(piece_bytes)
+        list(self._threads.map(_receive, self._streams, self._shares(target), pieces))
 
     def put(self, source: memoryview) -> None:
         """Sends ``source``, each stream its share, until the peer has all of it."""
