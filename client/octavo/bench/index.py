@@ -161,8 +161,8 @@ async def _measured(
     return figures
 
 
-def _open(settings: RedisSettings, *, instead: str | None = None, near: bool = False) -> RedisIndex:
-    """An index that asks Redis each time, unless ``near``; runs the script ``instead``, if any."""
+def _open(settings: RedisSettings, *, instead: str | None = None) -> RedisIndex:
+    """An index that asks Redis each time; runs the script ``instead``, if any."""
     from octavo_server.index.near_cache import NearCache
     from octavo_server.index.redis_index import RedisIndex
     from octavo_server.index.redis_link import RedisLink, ShardCall
@@ -181,7 +181,7 @@ def _open(settings: RedisSettings, *, instead: str | None = None, near: bool = F
 
     return RedisIndex(
         settings,
-        near=None if near else NearCache(entries_max=0),
+        near=NearCache(entries_max=0),
         view_age_s=60.0,
         link=IdleLink(settings),
     )

@@ -134,7 +134,11 @@ class RedisClusterServers:
     def __init__(self, program: str, size: int = 3, **options: object) -> None:
         self.servers = [
             RedisServer(
-                program, cluster_enabled="yes", cluster_node_timeout=2000, **self._bus(), **options
+                program,
+                cluster_enabled="yes",
+                cluster_node_timeout=2000,
+                cluster_port=free_port(),
+                **options,
             )
             for _ in range(size)
         ]
@@ -171,10 +175,6 @@ class RedisClusterServers:
             info = client.execute_command("CLUSTER INFO")
             text = info if isinstance(info, str) else str(info)
             return f"'cluster_known_nodes': '{len(self.servers)}'" in text and "'ok'" in text
-
-    @staticmethod
-    def _bus() -> dict[str, object]:
-        return {"cluster_port": free_port()}
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
