@@ -21,7 +21,7 @@ def run(
     scale: float = 0.1,
     sessions: int = 8,
     turns: int = 6,
-    documents: int = 6,
+    documents: int = 8,
     zipf: float = 1.0,
     seed: int = 0,
     block_size: int = 32,
