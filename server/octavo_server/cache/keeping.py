@@ -97,8 +97,8 @@ class Keeping:
         """Forgets pages whose time is over, and those that left: a row that was given to another
         page since is not marked any more."""
         table, rows = self._table, self._rows
-        here = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
-        stays = table.kept[rows] & here & ~table.withdrawn[rows] & (self._until > self._now())
+        stays = table.kept[rows] & table.is_begun(rows) & ~table.withdrawn[rows]
+        stays &= self._until > self._now()
         table.kept[rows[~stays]] = False
         self._rows, self._until = rows[stays], self._until[stays]
         self._next_due = float(self._until.min()) if len(self._until) else np.inf

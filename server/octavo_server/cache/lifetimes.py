@@ -47,11 +47,9 @@ class Lifetimes:
         if not ttl_s and not self.in_use:
             return rows[:0]
         table = self._table
-        begun = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
         until = self._after(ttl_s)
-        return self._set(
-            rows, np.where(begun, np.maximum(table.expires_ms[rows], until), np.int64(until))
-        )
+        longest = np.maximum(table.expires_ms[rows], until)
+        return self._set(rows, np.where(table.is_begun(rows), longest, np.int64(until)))
 
     def prolong(self, rows: Rows, ttl_s: float) -> Rows:
         """Present pages are wanted for so much longer. As ``put``."""

@@ -254,11 +254,7 @@ class PageTable(_Columns):
         while len(rows):
             rows = np.unique(rows)
             rows = rows[
-                (self.memory_mask[rows] == 0)
-                & (self.nvme_mask[rows] == 0)
-                & (self.reserved_mask[rows] == 0)
-                & (self.pins[rows] == 0)
-                & (self.unit_count[rows] != 0)
+                ~self.is_begun(rows) & (self.pins[rows] == 0) & (self.unit_count[rows] != 0)
             ]
             # Whole chains go at once: a row may go with all of its children.
             parents = self.parent[rows]
@@ -272,6 +268,13 @@ class PageTable(_Columns):
             np.subtract.at(self.child_rows, parents, 1)
             self._give_rows(rows)
             rows = parents
+
+    def is_begun(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each page has units in a tier, or such as a session may fill now."""
+        begun: NDArray[np.bool_] = (
+            self.memory_mask[rows] | self.nvme_mask[rows] | self.reserved_mask[rows]
+        ) != 0
+        return begun
 
     def unit_rows(self, rows: Rows, units: NDArray[np.int32]) -> NDArray[np.int32]:
         """Rows in ``units`` of the given units of each page: shape [pages, units]."""

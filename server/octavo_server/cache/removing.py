@@ -50,8 +50,7 @@ def expire(cache: PageCache, rows: Rows) -> None:
     if not len(rows):
         return
     table = cache.table
-    began = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
-    cache.counters.add("expired_pages", int(began.sum()))
+    cache.counters.add("expired_pages", int(table.is_begun(rows).sum()))
     table.expires_ms[rows] = NEVER  # the next put of the same page says anew
     _take_away(cache, rows, deleted=False)
 

@@ -102,8 +102,7 @@ def _drop_empty_rows_of_other_layouts(cache: PageCache, chain: ChainView) -> Non
     rows = rows[(rows != NO_ROW) & (table.layout[rows] != chain.layout_number)]
     if not len(rows):
         return
-    content = table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]
-    empty = rows[(content == 0) & (table.pins[rows] == 0)]
+    empty = rows[~table.is_begun(rows) & (table.pins[rows] == 0)]
     table.withdraw(empty)
     table.drop_unused(empty)
 

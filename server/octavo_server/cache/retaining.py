@@ -77,8 +77,7 @@ def pin_offered(
     table = cache.table
     rows = table.find(chain.keys[positions], chain.namespace)
     rows = rows[(rows >= 0) & (table.layout[rows] == chain.layout_number)]
-    begun = (table.memory_mask[rows] | table.nvme_mask[rows] | table.reserved_mask[rows]) != 0
-    return int((~_pin(cache, rows[begun], wish.pin_s)).sum())
+    return int((~_pin(cache, rows[table.is_begun(rows)], wish.pin_s)).sum())
 
 
 def _pin(cache: PageCache, rows: Rows, pin_s: float) -> NDArray[np.bool_]:
