@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from octavo.bench import vllm_child
-from octavo.bench.engine_figures import IdleShare, median_upper95, percentiles
+from octavo.bench.engine_figures import median_upper95, percentiles
 from octavo.bench.engine_timing import CallTimes, Times, read_times, timed_methods
+from octavo.bench.measuring import IdleShare
 from octavo.bench.vllm_child import (
     EngineError,
     NoEngineError,

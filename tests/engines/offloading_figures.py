@@ -18,7 +18,7 @@ from tests.engines.offloading_tier import no_region_left, offloading_connector
 from tests.engines.tiny_model import ROOT
 
 from octavo.bench.engine import NODE_BYTES, EngineBench
-from octavo.bench.engine_figures import IdleShare
+from octavo.bench.measuring import IdleShare
 from octavo.bench.vllm_child import octavo_connector
 from octavo.demo.checkpoint import ensure_checkpoint
 from octavo.local_node import LocalNode

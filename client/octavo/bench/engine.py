@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from octavo.bench.engine_figures import IdleShare, median_upper95, percentiles
+from octavo.bench.engine_figures import median_upper95, percentiles
 from octavo.bench.engine_timing import FILE_VARIABLE, read_times
-from octavo.bench.measuring import median, progress
+from octavo.bench.measuring import IdleShare, median, progress
 from octavo.bench.vllm_child import OPTIONS, VllmChild, engine_python, octavo_connector
 from octavo.bench.vllm_jobs import Answer, Request
 from octavo.demo.checkpoint import ensure_checkpoint

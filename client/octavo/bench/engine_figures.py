@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,21 +24,3 @@ def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
         return {}
     p50, p99 = np.percentile(np.asarray(values), (50, 99))
     return {f"{name}_p50": float(p50), f"{name}_p99": float(p99), f"{name}_max": max(values)}
-
-
-class IdleShare:
-    """How much of the machine nobody used since this was made, from the kernel's counters."""
-
-    def __init__(self) -> None:
-        self._idle, self._all = _cpu_ticks()
-
-    def since(self) -> float:
-        """0 to 1."""
-        idle, total = _cpu_ticks()
-        return (idle - self._idle) / max(1, total - self._all)
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Idle ticks and all ticks of all processors so far."""
-    fields = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return fields[3] + fields[4], sum(fields)

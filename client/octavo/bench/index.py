@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from octavo.bench.engine_figures import IdleShare
-from octavo.bench.measuring import median, progress
+from octavo.bench.measuring import IdleShare, median, progress
 from octavo.bench.redis_servers import RedisClusterServers, RedisServer, redis_server_program
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: clocks, medians, progress."""
+"""What the benchmarks share: clocks, medians, progress, how busy the machine was."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,3 +39,21 @@ def progress(items: Iterable[T], title: str, total: int) -> Iterator[T]:
     from rich.progress import track
 
     yield from track(items, title, total=total, console=Console(stderr=True), transient=True)
+
+
+class IdleShare:
+    """How much of the machine nobody used since this was made, from the kernel's counters."""
+
+    def __init__(self) -> None:
+        self._idle, self._all = _cpu_ticks()
+
+    def since(self) -> float:
+        """0 to 1."""
+        idle, total = _cpu_ticks()
+        return (idle - self._idle) / max(1, total - self._all)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Idle ticks and all ticks of all processors so far."""
+    fields = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return fields[3] + fields[4], sum(fields)

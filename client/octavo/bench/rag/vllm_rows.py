@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.bench.engine_figures import IdleShare
-from octavo.bench.measuring import progress
+from octavo.bench.measuring import IdleShare, progress
 from octavo.bench.rag.converse import converse
 from octavo.bench.rag.loop import ClosedLoop
 from octavo.bench.rag.rates import ServedTurn, percentile_ms, rates
