@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from tests.engines.tiny_model import ROOT, ensure_tiny_model
-from tests.engines.vllm_engine import BLOCK_TOKENS, ENVIRONMENT, LOG_TAIL_LINES
+from tests.engines.vllm_engine import BLOCK_TOKENS, LOG_TAIL_LINES
+
+from octavo.bench.vllm_child import ENVIRONMENT
 
 START_S: Final = 240.0
 STOP_S: Final = 60.0

@@ -21,6 +21,9 @@ from typing import Any, Final
 from tests.engines.jobs import Answer, Answers, Request
 from tests.engines.tiny_model import ROOT, ensure_tiny_model
 
+from octavo.bench import vllm_child
+from octavo.bench.vllm_child import ENVIRONMENT, OPTIONS
+
 START_S: Final = 240.0
 """Three processes take a minute on two idle cores, and tests do not have them alone."""
 
@@ -31,17 +34,6 @@ BLOCK_TOKENS: Final = 32
 
 LOG_TAIL_LINES: Final = 60
 
-ENVIRONMENT: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # One thread: others would spin for a core that the node and other engines need.
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Functions, not only names, may be called in workers: how tests wait for saves.
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-}
-
 
 def octavo_connector(address: str, **extra: object) -> dict[str, Any]:
     """``kv_transfer_config`` as the documents give it, with the node's address.
@@ -49,14 +41,8 @@ def octavo_connector(address: str, **extra: object) -> dict[str, Any]:
     Whatever the match finds is loaded, and it may take its time: how fast this machine is must
     not decide a test.
     """
-    settings = {"address": address, "load_policy": "always", "match_timeout_s": 20.0, **extra}
-    return {
-        "kv_connector": "OctavoConnector",
-        "kv_connector_module_path": "octavo.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": settings,
-    }
+    settings = {"load_policy": "always", "match_timeout_s": 20.0, **extra}
+    return vllm_child.octavo_connector(address, **settings)
 
 
 def loadable_tokens(request: Request) -> int:
@@ -104,16 +90,10 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
         }
         self.options: dict[str, object] = {
             "model": str(ensure_tiny_model()),
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "max_model_len": 4096,
-            "max_num_seqs": 16,
+            **OPTIONS,
             "block_size": BLOCK_TOKENS,
             "kv_cache_memory_bytes": 32 << 20,
-            "enforce_eager": True,
-            "enable_prefix_caching": True,
             "disable_log_stats": False,
-            "seed": 0,
             "tensor_parallel_size": 2 if mode is Mode.TWO_WORKERS else 1,
             **({"kv_transfer_config": connector} if connector else {}),
             **options,
