@@ -5,19 +5,13 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from tests.cache.clock import Clock
 
 from octavo_proto.limits import BULK_STREAMS_MAX
 from octavo_server.bulk.tickets import TICKET_S, Tickets
 from octavo_server.cache.deadlines import Deadlines
 from octavo_server.cache.session import Session
 from octavo_server.errors import LimitReached
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def session_of(client: str = "tests") -> Session:

@@ -53,7 +53,7 @@ class Tickets:
         """
         held = sum(owner is session for owner in self._out.values())
         if held >= BULK_STREAMS_MAX:
-            raise LimitReached(f"the session has {held} bulk tickets that it did not use")
+            raise LimitReached(f"the session has {held} tickets that it did not use")
         ticket = secrets.token_bytes(KEY_BYTES)
         self._out[ticket] = session
         self._deadlines.after(TICKET_S, lambda: self._forget(ticket))

@@ -13,6 +13,7 @@ import numpy as np
 from octavo_proto import columns, limits
 from octavo_proto.layout import Layout
 from octavo_proto.v1 import cache_pb2
+from octavo_server.bulk.tickets import Tickets
 from octavo_server.cache.deadlines import Deadline
 from octavo_server.cache.page_cache import PageCache
 from octavo_server.cache.session import Session, SessionLayout
@@ -26,9 +27,6 @@ from octavo_server.errors import (
 from octavo_server.store.arena import StagingRing
 
 _log = logging.getLogger(__name__)
-
-TICKET_S: Final = 10.0
-"""A worker connects to the broker right after it opened its session, or never."""
 
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -61,7 +59,7 @@ class Sessions:
         self.idle_s: Final = idle_s
         self.ring_bytes: Final = ring_bytes
         self._open: dict[bytes, _Open] = {}
-        self._tickets: dict[bytes, _Open] = {}
+        self._tickets: Final = Tickets(cache.deadlines)
         self.draining = False
         self.on_close: Callable[[Session], None] = lambda _session: None
         """Called with each session that has ended."""
@@ -143,13 +141,7 @@ class Sessions:
 
     def issue_ticket(self, session: Session) -> bytes:
         """Entitles whoever shows it to the broker, once and soon, to the session's memory."""
-        ticket = secrets.token_bytes(limits.KEY_BYTES)
-        self._tickets[ticket] = self._open[session.session_id]
-        self._cache.deadlines.after(TICKET_S, lambda: self._forget_ticket(ticket))
-        return ticket
-
-    def _forget_ticket(self, ticket: bytes) -> None:
-        self._tickets.pop(ticket, None)
+        return self._tickets.issue(session)
 
     def attach(
         self, ticket: bytes, hang_up: Callable[[], None]
@@ -158,14 +150,15 @@ class Sessions:
 
         From now on the session lasts as long as the connection that showed it.
         """
-        entry = self._tickets.pop(ticket, None)
-        if entry is None or entry.session.closed:
+        session = self._tickets.redeem(ticket)
+        if session is None:
             return None
+        entry = self._open[session.session_id]
         entry.ring = StagingRing(self.ring_bytes)
         entry.hang_up = hang_up
-        entry.session.attached = True
+        session.attached = True
         entry.idle.cancel()
-        return entry.session, entry.ring
+        return session, entry.ring
 
     def close(self, session_id: bytes) -> None:
         """Ends a session and all that it holds. Unknown ones are closed already."""
