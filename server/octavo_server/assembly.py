@@ -150,7 +150,7 @@ def _bulk_listener(settings: Settings, cache: PageCache, sessions: Sessions) -> 
         settings.bulk_address,
         cache,
         Tickets(cache.deadlines),
-        on_use=lambda session: sessions.keep(session),
+        on_use=sessions.keep,
     )
     sessions.on_close = listener.hang_up
     return listener
