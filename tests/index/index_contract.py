@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from tests.index.pages import (
     TERMS,
     chain,
@@ -34,10 +33,6 @@ BRIEF = LeaseTerms(lease_s=0.3, keep_s=0.3)
 class IndexContract:
     """Inherit, and define the fixture ``open_index``: each call is another node's index on the
     same entries, to be used in one event loop."""
-
-    @pytest.fixture
-    def open_index(self) -> OpenIndex:
-        raise NotImplementedError
 
     def test_published_page_is_found_by_another_node_with_its_holder(
         self, open_index: OpenIndex
