@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Publisher:
         self._backoff = Backoff(now=now)
         self._holder_id: int | None = None
         self._numbers = Numbers()
-        self._queue: list[Changes] = []
+        self._queue: deque[Changes] = deque()
         self._queued_pages = 0
         self._doubtful: NDArray[np.bool_] = np.zeros(SHARD_COUNT, dtype=np.bool_)
         self._not_before_s: NDArray[np.float64] = np.full(SHARD_COUNT, float("-inf"))
@@ -202,14 +203,14 @@ class Publisher:
             self._compare_due_s = self._now() + self._compare_interval_s
 
     def _take_batch(self) -> Changes:
-        """The oldest changes, each page once, without additions that a comparison will make."""
+        """The oldest changes, each page once."""
         parts: list[Changes] = []
         room = BATCH_PAGES_MAX
         while self._queue and room:
-            part = self._queue.pop(0)
+            part = self._queue.popleft()
             if len(part) > room:
                 rest = Changes(part.keys[room:], part.units[room:])
-                self._queue.insert(0, rest)
+                self._queue.appendleft(rest)
                 part = Changes(part.keys[:room], part.units[:room])
             parts.append(part)
             room -= len(part)
@@ -320,7 +321,7 @@ class Publisher:
 
     def _put_back(self, batch: Changes) -> None:
         if len(batch):
-            self._queue.insert(0, batch)
+            self._queue.appendleft(batch)
             self._queued_pages += len(batch)
 
     def _failed(self) -> None:
