@@ -200,20 +200,19 @@ class RedisIndex(PrefixIndex):
         self, keys: Keys, exact: bool, view: HolderView, deadline_s: float
     ) -> tuple[Found, frozenset[int]]:
         """One match with one view of the registry, and the ids met that it does not know."""
-        names = _names(keys)
         probe = ChainProbe(len(keys), exact=exact)
         reader = Reader(view, self._now())
         calls = Counter[bool]()
         while (positions := probe.next_positions()) is not None:
-            places: list[int] = positions.tolist()
-            wanted = [names[at] for at in places]
-            values = self.near.find(wanted)
+            wanted = keys[positions]
+            names = _names(wanted)
+            values = self.near.find(names)
             unread = np.array([at for at, each in enumerate(values) if each is None], dtype=np.intp)
             for begin in range(0, len(unread), LOOK_PAGES_MAX):
                 rows = unread[begin : begin + LOOK_PAGES_MAX]
-                calls += await self._read(keys[positions[rows]], rows, values, deadline_s)
+                calls += await self._read(wanted, names, rows, values, deadline_s)
             codes = [reader.code(each or b"") for each in values]
-            self._remember_met(wanted, values, reader)
+            self._remember_met(names, values, reader)
             probe.take(positions, np.array(codes, dtype=np.int32))
         answer = Answer.COMPLETE
         if calls[False]:
@@ -221,23 +220,28 @@ class RedisIndex(PrefixIndex):
         return reader.found(probe, answer), frozenset(reader.strangers)
 
     async def _read(
-        self, keys: Keys, rows: NDArray[np.intp], values: list[bytes | None], deadline_s: float
+        self,
+        keys: Keys,
+        names: Sequence[bytes],
+        rows: NDArray[np.intp],
+        values: list[bytes | None],
+        deadline_s: float,
     ) -> Counter[bool]:
-        """Reads the values of ``keys`` into ``values[rows]``; how many shards answered or not."""
-        groups = _grouped(keys)
+        """Reads ``values`` of ``keys`` in these rows; how many shards answered or not."""
+        groups = _grouped(keys[rows])
         answers = await self.link.call_shards(
             LOOK,
             [],
             [ShardCall(self._states[shard], fields) for shard, fields, _ in groups],
             deadline_s - time.monotonic(),
         )
-        names = _names(keys)
         for (_, _, order), answer in zip(groups, answers, strict=True):
             if not isinstance(answer, Trouble):
                 read = [bytes(value or b"") for value in answer]
-                for at, value in zip(order, read, strict=True):
-                    values[rows[at]] = value
-                self.near.put([names[at] for at in order], read)
+                own_rows: list[int] = rows[order].tolist()
+                for row, value in zip(own_rows, read, strict=True):
+                    values[row] = value
+                self.near.put([names[row] for row in own_rows], read)
         return Counter(not isinstance(answer, Trouble) for answer in answers)
 
     def _remember_met(
