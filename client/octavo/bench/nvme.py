@@ -4,7 +4,7 @@ The plain I/O moves pieces of the same size as units, with as many threads as th
 through O_DIRECT, and syncs. Both sides overwrite blocks that exist. All is taken alternately,
 and ratios are medians over the rounds. ``series_ms`` has every single time, in order.
 
-Writes: four chains of 640 units of 320 KiB are put one after the other and flushed, beside as
+Writes: five chains of 640 units of 320 KiB are put one after the other and flushed, beside as
 many pieces written plainly; the time is from the first put until all of it is durable.
 Reads: the node is restarted with memory for two of the chains, so that getting them in turn
 reads each from the device. Got bytes are compared with what was put.
