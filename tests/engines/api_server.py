@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from tests.engines.tiny_model import ROOT, ensure_tiny_model
-from tests.engines.vllm_engine import BLOCK_TOKENS, LOG_TAIL_LINES
+from tests.engines.vllm_engine import BLOCK_TOKENS
 
-from octavo.bench.vllm_child import ENVIRONMENT
+from octavo.bench.vllm_child import ENVIRONMENT, LOG_LINES
+from octavo.local_node import with_log
 
 START_S: Final = 240.0
 STOP_S: Final = 60.0
@@ -112,9 +113,8 @@ class ApiServer(AbstractContextManager["ApiServer"]):
             else:
                 return self
             if self._process.poll() is not None or time.monotonic() > deadline:
-                tail = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
                 self._kill()
-                raise AssertionError("\n".join(["no API server; its log ends:", *tail]))
+                raise AssertionError(with_log("no API server; its log ends:", self._log, LOG_LINES))
             time.sleep(0.2)
 
     def __exit__(

@@ -22,7 +22,8 @@ from tests.engines.jobs import Answer, Answers, Request
 from tests.engines.tiny_model import ROOT, ensure_tiny_model
 
 from octavo.bench import vllm_child
-from octavo.bench.vllm_child import ENVIRONMENT, OPTIONS
+from octavo.bench.vllm_child import ENVIRONMENT, LOG_LINES, OPTIONS
+from octavo.local_node import with_log
 
 START_S: Final = 240.0
 """Three processes take a minute on two idle cores, and tests do not have them alone."""
@@ -31,8 +32,6 @@ JOB_S: Final = 120.0
 STOP_S: Final = 60.0
 BLOCK_TOKENS: Final = 32
 """The smallest block that vLLM takes on a CPU."""
-
-LOG_TAIL_LINES: Final = 60
 
 
 def octavo_connector(address: str, **extra: object) -> dict[str, Any]:
@@ -231,8 +230,7 @@ class VllmEngine(AbstractContextManager["VllmEngine"]):
         return json.loads(line)
 
     def _ended(self, what: str) -> EngineEndedError:
-        tail = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return EngineEndedError("\n".join([f"the engine {what}; its log ends:", *tail]))
+        return EngineEndedError(with_log(f"the engine {what}; its log ends:", self.log, LOG_LINES))
 
     def _discard(self) -> None:
         if self._process is not None:
