@@ -10,6 +10,7 @@ from typing import Final
 
 from octavo_proto import bulk
 from octavo_proto.limits import BULK_STREAMS_MAX
+from octavo_server.accepting import accepted
 from octavo_server.addresses import HostPort
 from octavo_server.bulk.channel import Channel
 from octavo_server.bulk.receiving import receive_units
@@ -28,9 +29,6 @@ STRANGERS_MAX: Final = 64
 
 THREADS: Final = 8
 """Streams that move bytes at the same moment; a stream that waits for its peer takes none."""
-
-ACCEPT_PAUSE_S: Final = 0.1
-"""After an accept that failed: long enough not to spin, short beside a worker's patience."""
 
 
 class BulkListener:
@@ -72,14 +70,7 @@ class BulkListener:
     async def run(self) -> None:
         """Accepts streams until cancelled. Its end is a fault of the node."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
-                # Out of descriptors, as a rule: that passes when somebody hangs up.
-                _log.warning("a bulk stream could not be accepted: %s", error)
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
+        async for connection in accepted(self._listener, "a bulk stream"):
             if self._strangers >= STRANGERS_MAX:
                 connection.close()
                 self._cache.counters.add("bulk_streams_refused")

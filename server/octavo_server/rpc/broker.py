@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from octavo_proto.limits import KEY_BYTES
+from octavo_server.accepting import accepted
 from octavo_server.rpc.sessions import Sessions
 from octavo_server.store.arena import Arena
 
@@ -29,8 +30,6 @@ MAGIC: Final = 0x4F435431
 DESCRIPTORS_PER_MESSAGE: Final = 64
 TICKET_WAIT_S: Final = 5.0
 CONNECTIONS_WAITING_MAX: Final = 64
-ACCEPT_PAUSE_S: Final = 0.1
-"""After an accept that failed: long enough not to spin, short beside a worker's patience."""
 
 
 class Broker:
@@ -58,14 +57,7 @@ class Broker:
         """Accepts workers until cancelled. Its end is a fault of the node."""
         assert self._listener is not None
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
-                # Out of descriptors, as a rule: that passes when somebody hangs up.
-                _log.warning("a worker could not be accepted: %s", error)
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
+        async for connection in accepted(self._listener, "a worker"):
             connection.setblocking(False)
             if self._waiting >= CONNECTIONS_WAITING_MAX:
                 connection.close()
