@@ -14,11 +14,13 @@ from tests.index.cluster_node import ClusterNode, running_node
 from tests.index.pages import chain, run, until
 from tests.redis_servers import SentinelServers, program
 
-from octavo.bench.redis_servers import RedisClusterServers, RedisServer
+from octavo.bench.redis_servers import SLOTS, RedisClusterServers, RedisServer
 from octavo_server.index.changes import Changes
-from octavo_server.index.entries import Keys
-from octavo_server.index.errors import Trouble
+from octavo_server.index.entries import SHARD_COUNT, Keys
+from octavo_server.index.errors import IndexUnavailable, Trouble
 from octavo_server.index.found import Answer
+from octavo_server.index.redis_index import RedisIndex
+from octavo_server.index.redis_link import RELEARN_S
 from octavo_server.index.redis_settings import RedisSettings, parse_redis_address
 
 PAGES = 2000
@@ -223,8 +225,71 @@ def test_cluster_server_that_is_away_costs_its_own_shards_only(
     run(story())
 
 
-def _without_registry(cluster: RedisClusterServers) -> int:
-    """A server that does not have the registry, so that all holders stay registered."""
+def test_cluster_that_is_away_altogether_costs_misses_and_nothing_else(
+    own_cluster: RedisClusterServers,
+) -> None:
+    async def story() -> None:
+        keys = chain(13, PAGES)
+        settings = settings_for(own_cluster.address)
+        async with running_node("a", settings) as a:
+            a.put(keys)
+            await all_found(a, keys)
+            await asyncio.sleep(RELEARN_S)  # so that an error makes it ask for the shape anew
+            for server in own_cluster.servers:
+                server.kill()
+            await miss_in_time(a, keys)
+            async with running_node("b", settings) as b:  # it has never seen the cluster
+                await miss_in_time(b, keys)
+                with pytest.raises(IndexUnavailable):
+                    await b.index.registry.view()
+                assert (await b.index.numbers_of(1) == -1).all()
+                for server in own_cluster.servers:
+                    server.start()  # with its slots, without its data
+                await all_found(a, keys)
+                await all_found(b, keys)
+
+    run(story())
+
+
+def test_hung_server_of_a_cluster_is_not_asked_again_at_once_and_others_are(
+    own_cluster: RedisClusterServers,
+) -> None:
+    async def story() -> None:
+        index = RedisIndex(replace(settings_for(own_cluster.address), write_timeout_s=0.2))
+
+        async def answering() -> int:
+            return int((await index.numbers_of(1) == 0).sum())
+
+        async def is_whole() -> bool:
+            return await answering() == SHARD_COUNT
+
+        async def is_in_part() -> bool:
+            return SHARD_COUNT / 2 < await answering() < SHARD_COUNT
+
+        await until(is_whole)
+        hung = own_cluster.servers[_with_registry(own_cluster)]
+        hung.signal(signal.SIGSTOP)
+        troubles: list[Trouble] = []
+        for _ in range(3):
+            with pytest.raises(IndexUnavailable) as caught:
+                await index.registry.view()
+            troubles.append(caught.value.trouble)
+        assert troubles[0] is Trouble.TIMEOUT
+        assert Trouble.BACKING_OFF in troubles[1:]
+        await until(is_in_part)
+        hung.signal(signal.SIGCONT)
+        await until(is_whole)
+        await index.close()
+
+    run(story())
+
+
+def _with_registry(cluster: RedisClusterServers) -> int:
     with cluster.servers[0].client() as client:
         slot = int(client.execute_command("CLUSTER KEYSLOT", "faults:1:{holders}:leases"))
-    return (slot * len(cluster.servers) // 16_384 + 1) % len(cluster.servers)
+    return slot * len(cluster.servers) // SLOTS
+
+
+def _without_registry(cluster: RedisClusterServers) -> int:
+    """A server that does not have the registry, so that all holders stay registered."""
+    return (_with_registry(cluster) + 1) % len(cluster.servers)

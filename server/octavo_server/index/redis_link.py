@@ -55,6 +55,10 @@ _BY_WORD: Final = {
 }
 _WORD: Final = re.compile(rf"\b({'|'.join(_BY_WORD)})\b")
 
+_FAILURES: Final = (OSError, exceptions.RedisError, exceptions.RedisClusterException)
+"""All that redis-py raises for what goes wrong on the way. The last is none of its own errors: a
+cluster of which no server answers."""
+
 RELEARN_S: Final = 1.0
 """A cluster's shape is asked for again after an error, and no more often than this."""
 
@@ -103,14 +107,15 @@ class RedisLink:
             IndexUnavailable: there is none, within ``timeout_s``.
         """
         command = (len(keys), *keys, *arguments)
+        name = ""
         try:
             async with asyncio.timeout(timeout_s):
                 name = await self._server_of(keys[0])
                 (answer,) = await self._ask(name, script, [command])
         except IndexUnavailable as error:
             answer = error.trouble
-        except (TimeoutError, OSError, exceptions.RedisError) as error:
-            answer = self._troubled("", error)
+        except _FAILURES as error:
+            answer = self._troubled(name, error)
         if isinstance(answer, Trouble):
             raise IndexUnavailable(answer)
         return answer
@@ -130,7 +135,7 @@ class RedisLink:
                     groups.setdefault(await self._server_of(each.key), []).append(row)
         except IndexUnavailable as error:
             return [error.trouble] * len(calls)
-        except (TimeoutError, OSError, exceptions.RedisError) as error:
+        except _FAILURES as error:
             return [self._troubled("", error)] * len(calls)
 
         async def ask(name: str, rows: list[int]) -> None:
@@ -199,7 +204,7 @@ class RedisLink:
         except BaseException as error:
             await new.aclose()
             was_learnt = self._learnt_s > float("-inf")
-            if was_learnt and isinstance(error, (OSError, exceptions.RedisError)):
+            if was_learnt and isinstance(error, _FAILURES):
                 # redis-py can't begin while its first server is away; what was known still helps.
                 self._learnt_s = time.monotonic()
                 self.troubles[trouble_of(error)] += 1
@@ -237,7 +242,7 @@ class RedisLink:
                     again = await self._send("EVAL", script.text, repeated)
                     for row, each in zip(unknown, again, strict=True):
                         found[row] = each
-            except (OSError, exceptions.RedisError) as error:
+            except _FAILURES as error:
                 return [self._troubled(name, error)] * len(commands)
         return self._named(name, backoff, found)
 
