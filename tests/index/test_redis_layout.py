@@ -18,7 +18,7 @@ from tests.index.pages import chain, join, publish, run, withdraw
 from tests.index.test_indexes import open_redis_index, settings_for
 from tests.redis_servers import program
 
-from octavo.bench.redis_servers import HOST, RedisServer, free_port
+from octavo.bench.redis_servers import HOST, RedisClusterServers, RedisServer, free_port
 from octavo_server.addresses import HostPort
 from octavo_server.index.changes import Changes
 from octavo_server.index.errors import IndexUnavailable, Trouble
@@ -29,6 +29,12 @@ from octavo_server.index.redis_settings import RedisSettings, Tls
 
 LISTPACK_ENTRIES_MAX = 128
 """hash-max-listpack-entries, as Redis has it by default."""
+
+COMMANDS = (
+    "evalsha eval select time hget hset hsetnx hdel hmget hgetall hexists hlen del zadd zrem zscore"
+    " zrange zrangebyscore sadd srem sismember smembers"
+)
+"""What docs/prefix-index.md says that a user needs on one server."""
 
 
 def test_buckets_stay_small_and_compact_while_the_index_grows(
@@ -106,13 +112,7 @@ def test_user_needs_no_more_than_its_prefix_and_few_commands(
     redis_server: RedisServer, prefix: str
 ) -> None:
     async def story() -> None:
-        commands = "+evalsha +eval +select +time +hget +hset"
-        commands += " +hsetnx +hdel +hmget +hgetall +hexists +hlen +del +zadd +zrem +zscore"
-        commands += " +zrange +zrangebyscore +sadd +srem +sismember +smembers"
-        with redis_server.client() as raw:
-            raw.execute_command(
-                "ACL SETUSER", "octavo", "on", ">secret", f"~{prefix}:*", *commands.split()
-            )
+        _set_user(redis_server, prefix, COMMANDS)
         settings = replace(
             settings_for(redis_server.address, prefix), username="octavo", password="secret"
         )
@@ -136,6 +136,32 @@ def test_user_needs_no_more_than_its_prefix_and_few_commands(
         await wrong.close()
 
     run(story())
+
+
+def test_user_of_a_cluster_needs_to_learn_its_shape_too(
+    redis_cluster: RedisClusterServers, prefix: str
+) -> None:
+    async def story() -> None:
+        for server in redis_cluster.servers:
+            _set_user(server, prefix, f"{COMMANDS} cluster|slots command")
+        settings = replace(
+            settings_for(redis_cluster.address, prefix), username="octavo", password="secret"
+        )
+        index = open_redis_index(settings)
+        keys = chain(5, 300)
+        await publish(index, await join(index, "a"), keys)
+        assert (await index.match(keys)).page_count == 300
+        await index.close()
+
+    run(story())
+
+
+def _set_user(server: RedisServer, prefix: str, commands: str) -> None:
+    allowed = [f"+{command}" for command in commands.split()]
+    with server.client() as raw:
+        raw.execute_command(
+            "ACL SETUSER", "octavo", "reset", "on", ">secret", f"~{prefix}:*", *allowed
+        )
 
 
 @pytest.fixture
