@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_proto import columns
 from octavo_proto.limits import INLINE_PIECE_BYTES
@@ -35,28 +36,16 @@ class GrantDelivery:
         if isinstance(item, Outcome):
             yield _outcome(item.statuses)
             return
-        table, arena = self._cache.table, self._cache.memory.arena
+        table, segment_bytes = self._cache.table, self._cache.memory.arena.segment_bytes
         unit_rows = table.unit_rows(item.rows, asked.units).ravel()
-        per_page = len(asked.units)
+        grants = _grants(self._cache, asked, item, table.units.length[unit_rows])
         places = table.units.memory_offset[unit_rows]
-        lengths = table.units.length[unit_rows]
-        segments = places // arena.segment_bytes
-        self._cache.counters.add("get_bytes", int(lengths.sum()))
-        yield cache_pb2.GetResponse(
-            grants=cache_pb2.GrantBatch(
-                lease_id=item.lease.lease_id,
-                lease_ms=int(asked.lease_s * 1000),
-                positions=columns.write(np.repeat(item.positions, per_page), columns.U32),
-                units=columns.write(np.tile(asked.units, len(item.rows)), columns.U8),
-                segments=columns.write(segments, columns.U16),
-                offsets=columns.write(places - segments * arena.segment_bytes, columns.U64),
-                lengths=columns.write(lengths, columns.U32),
-                generations=columns.write(
-                    np.repeat(table.generation[item.rows], per_page), columns.U32
-                ),
-                variants=columns.write(np.repeat(table.variant[item.rows], per_page), columns.U16),
-            )
-        )
+        segments = places // segment_bytes
+        generations = np.repeat(table.generation[item.rows], len(asked.units))
+        grants.segments = columns.write(segments, columns.U16)
+        grants.offsets = columns.write(places - segments * segment_bytes, columns.U64)
+        grants.generations = columns.write(generations, columns.U32)
+        yield cache_pb2.GetResponse(grants=grants)
 
 
 class BulkDelivery:
@@ -72,25 +61,15 @@ class BulkDelivery:
             return
         table = self._cache.table
         unit_rows = table.unit_rows(item.rows, asked.units).ravel()
-        per_page = len(asked.units)
         lengths = table.units.length[unit_rows]
+        grants = _grants(self._cache, asked, item, lengths)
+        grants.digests = columns.write(table.units.digest[unit_rows], columns.U64)
         item.lease.bulk_units = LeasedUnits(
-            pages=np.repeat(item.rows, per_page),
+            pages=np.repeat(item.rows, len(asked.units)),
             places=table.units.memory_offset[unit_rows],
             lengths=lengths.astype(np.int64),
         )
-        self._cache.counters.add("get_bytes", int(lengths.sum()))
-        yield cache_pb2.GetResponse(
-            grants=cache_pb2.GrantBatch(
-                lease_id=item.lease.lease_id,
-                lease_ms=int(asked.lease_s * 1000),
-                positions=columns.write(np.repeat(item.positions, per_page), columns.U32),
-                units=columns.write(np.tile(asked.units, len(item.rows)), columns.U8),
-                lengths=columns.write(lengths, columns.U32),
-                variants=columns.write(np.repeat(table.variant[item.rows], per_page), columns.U16),
-                digests=columns.write(table.units.digest[unit_rows], columns.U64),
-            )
-        )
+        yield cache_pb2.GetResponse(grants=grants)
 
 
 class InlineDelivery:
@@ -146,6 +125,22 @@ class InlineDelivery:
             if data.last:
                 data.digest = int(table.units.digest[unit_row])
             yield cache_pb2.GetResponse(data=data)
+
+
+def _grants(
+    cache: PageCache, asked: GetPages, item: Grant, lengths: NDArray[np.uint32]
+) -> cache_pb2.GrantBatch:
+    """What grants tell of units of these ``lengths`` wherever they are to be had. Counts them."""
+    cache.counters.add("get_bytes", int(lengths.sum()))
+    variants = np.repeat(cache.table.variant[item.rows], len(asked.units))
+    return cache_pb2.GrantBatch(
+        lease_id=item.lease.lease_id,
+        lease_ms=int(asked.lease_s * 1000),
+        positions=columns.write(np.repeat(item.positions, len(asked.units)), columns.U32),
+        units=columns.write(np.tile(asked.units, len(item.rows)), columns.U8),
+        lengths=columns.write(lengths, columns.U32),
+        variants=columns.write(variants, columns.U16),
+    )
 
 
 def _outcome(statuses: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> cache_pb2.GetResponse:
