@@ -235,12 +235,6 @@ class Streams:
                 if not self._queue or type(self._queue[0]) is not type(after):
                     return None
             else:
-                refused = lane.stream is None and time.monotonic() < self._refused_until_s
-                if refused and self._others_have_streams(lane):
-                    lane.runs = False
-                    if self._queue:
-                        self._start_lane()
-                    return None
                 self._idle_count += 1
                 in_time = self._ready.wait_for(lambda: self._queue or self._closed, IDLE_S)
                 self._idle_count -= 1
@@ -248,6 +242,13 @@ class Streams:
                     lane.runs = False
                     if self._closed:
                         lane.close_stream()
+                    return None
+                # Asked after the wait: what another lane could not connect for woke this one.
+                refused = lane.stream is None and time.monotonic() < self._refused_until_s
+                if refused and self._others_have_streams(lane):
+                    lane.runs = False
+                    self._ready.notify()
+                    self._start_lane()
                     return None
             part = self._queue.popleft()
             lane.begun.append(part)
