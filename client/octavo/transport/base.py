@@ -194,6 +194,29 @@ class Transport(ABC):
         """In a forked child: gives up its memory here without a word to the node."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a node answered to a put whose bytes travel over a connection."""
+
+    reservation_id: int
+    statuses: NDArray[np.uint8]
+    """One a row of the transfer."""
+    rows: Rows
+    """Those to send, their addresses still 0; none where the node reserved nothing."""
+    unpinned_pages: int
+
+
+def reserve(wire: Wire, order: PutOrder) -> Reservation:
+    """Asks for room. Raises OctavoError if that is refused."""
+    response = wire.unary(wire.cache.Reserve, order.request(), order.deadline)
+    statuses = order.statuses_of(response)
+    rows = order.rows(np.flatnonzero(statuses == Status.RESERVED))
+    if response.reservation_id == 0:
+        statuses[rows.rows] = Status.REJECTED
+        rows = rows.take(0, 0)
+    return Reservation(response.reservation_id, statuses, rows, response.unpinned_count)
+
+
 def abort(wire: Wire, session_id: bytes, reservation_id: int, health: HealthRecorder) -> None:
     """Gives up what is left of a reservation, without waiting for the answer."""
     request = cache_pb2.AbortRequest(session_id=session_id, reservation_id=reservation_id)

@@ -22,7 +22,15 @@ from octavo.health import HealthRecorder
 from octavo.memory import region_of
 from octavo.status import Status
 from octavo.transfer import PlacingSink, PlacingSource, Rows, RowSink, RowSource, cut
-from octavo.transport.base import GetOrder, GetReport, PutOrder, PutReport, Transport, abort
+from octavo.transport.base import (
+    GetOrder,
+    GetReport,
+    PutOrder,
+    PutReport,
+    Transport,
+    abort,
+    reserve,
+)
 from octavo.transport.bulk_parts import GetPart, Identity, PutPart
 from octavo.transport.bulk_socket import BulkSocket
 from octavo.transport.bulk_streams import Call, Streams
@@ -127,19 +135,17 @@ class BulkTransport(Transport):
     def _put(self, order: PutOrder, source: RowSource) -> PutReport:
         started_s = time.monotonic()
         wire = self._wire
-        reserved = wire.unary(wire.cache.Reserve, order.request(), order.deadline)
-        statuses = order.statuses_of(reserved)
-        rows = order.rows(np.flatnonzero(statuses == Status.RESERVED))
-        if len(rows) == 0 or reserved.reservation_id == 0:
-            statuses[rows.rows] = Status.REJECTED
+        reserved = reserve(wire, order)
+        statuses = reserved.statuses
+        if len(reserved.rows) == 0:
             worker_s = time.monotonic() - started_s
-            return PutReport(statuses, worker_s, 0, reserved.unpinned_count)
+            return PutReport(statuses, worker_s, 0, reserved.unpinned_pages)
         call = Call(self._streams, time.monotonic() + order.deadline.require_s())
         departing = _Departing(order, source, statuses, reserved.reservation_id, call)
         scope = current_scope.get() or CallScope()
         try:
             with scope.watching(call):
-                departing.send(rows)
+                departing.send(reserved.rows)
         except CallCancelled:
             raise
         except NodeUnavailable as error:
@@ -151,7 +157,7 @@ class BulkTransport(Transport):
             self._streams.doubt()
         statuses[statuses == Status.RESERVED] = Status.UNAVAILABLE
         worker_s = time.monotonic() - started_s
-        return PutReport(statuses, worker_s, departing.bytes_put, reserved.unpinned_count)
+        return PutReport(statuses, worker_s, departing.bytes_put, reserved.unpinned_pages)
 
 
 class _Scratch:
@@ -161,12 +167,12 @@ class _Scratch:
         self._free: list[bytearray] = []
         self.used_bytes = 0
 
-    def take(self, size_bytes: int) -> bytearray:
-        self.used_bytes += size_bytes
-        for index, buffer in enumerate(self._free):
-            if len(buffer) >= size_bytes:
-                return self._free.pop(index)
-        return bytearray(max(size_bytes, bulk.PART_BYTES))
+    def take(self, rows: Rows) -> tuple[bytearray, Rows]:
+        """A buffer for the bytes of rows, and the rows placed in it one behind the other."""
+        self.used_bytes += rows.size_bytes
+        buffer = self._buffer_of(rows.size_bytes)
+        starts = np.cumsum(rows.lengths) - rows.lengths
+        return buffer, placed(rows, region_of(buffer).address + starts)
 
     def give_back(self, buffer: bytearray, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
@@ -174,6 +180,12 @@ class _Scratch:
 
     def has_room(self, size_bytes: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + size_bytes <= SCRATCH_BYTES
+
+    def _buffer_of(self, size_bytes: int) -> bytearray:
+        for index, buffer in enumerate(self._free):
+            if len(buffer) >= size_bytes:
+                return self._free.pop(index)
+        return bytearray(max(size_bytes, bulk.PART_BYTES))
 
 
 class _Arriving:
@@ -197,7 +209,6 @@ class _Arriving:
         self._identity = Identity(order.chain.keys, order.fingerprint, 0)
         self._scratch = _Scratch()
         self._buffers: dict[GetPart, bytearray] = {}
-        self._lease_of: dict[GetPart, int] = {}
         self._open_parts: dict[int, int] = {}  # by lease
         self.asked_count = 0
         self.answered_count = 0
@@ -237,13 +248,10 @@ class _Arriving:
         else:
             while not self._scratch.has_room(rows.size_bytes):
                 self._collect(wait=True)
-            buffer = self._scratch.take(rows.size_bytes)
-            starts = np.cumsum(rows.lengths) - rows.lengths
-            rows = placed(rows, region_of(buffer).address + starts)
+            buffer, rows = self._scratch.take(rows)
         part = GetPart(self._call, self._identity, lease_id, first, rows, digests)
         if buffer is not None:
             self._buffers[part] = buffer
-        self._lease_of[part] = lease_id
         self._open_parts[lease_id] += 1
         self.asked_count += 1
         self._call.submit(part)
@@ -261,7 +269,7 @@ class _Arriving:
         finally:
             if buffer is not None:
                 self._scratch.give_back(buffer, part.rows.size_bytes)
-            self._end_part(self._lease_of.pop(part))
+            self._end_part(part.lease_id)
         return True
 
     def _take_in(self, part: GetPart) -> None:
@@ -273,10 +281,11 @@ class _Arriving:
             if part.refused == Status.EXPIRED:
                 self._ledger.expired(part.rows.rows)
             return
+        good = part.rows
         if not part.whole.all():
             self._health.count("bulk_digest_mismatch", int(np.count_nonzero(~part.whole)))
             self._ledger.corrupt(part.rows.rows[~part.whole])
-        good = part.rows if part.whole.all() else part.rows.chosen(part.whole)
+            good = part.rows.chosen(part.whole)
         if self._placing is not None:
             self._placing.placed(good)
         else:
@@ -324,9 +333,7 @@ class _Departing:
             else:
                 while not self._scratch.has_room(piece.size_bytes):
                     self._collect(wait=True)
-                buffer = self._scratch.take(piece.size_bytes)
-                starts = np.cumsum(piece.lengths) - piece.lengths
-                piece = placed(piece, region_of(buffer).address + starts)
+                buffer, piece = self._scratch.take(piece)
                 self._source.fill_rows(piece)
             part = PutPart(self._call, self._identity, self._reservation_id, piece)
             if buffer is not None:

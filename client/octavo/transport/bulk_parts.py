@@ -57,6 +57,7 @@ class GetPart(Part):
         """``digests``: what the grant says that the rows' bytes have."""
         super().__init__(call)
         self.can_go_again = True
+        self.lease_id: Final = lease_id
         self.rows: Final = rows
         self.whole = np.zeros(len(rows), dtype=np.bool_)
         """The rows whose bytes are those that were put as these units of these pages."""

@@ -25,6 +25,7 @@ from octavo.transport.base import (
     PutReport,
     Transport,
     abort,
+    reserve,
 )
 from octavo.transport.staging import placed
 from octavo.wire import Wire
@@ -93,14 +94,12 @@ class InlineTransport(Transport):
     def put(self, order: PutOrder, source: RowSource) -> PutReport:
         started_s = time.monotonic()
         wire = self._wire
-        reserved = wire.unary(wire.cache.Reserve, order.request(), order.deadline)
-        statuses = order.statuses_of(reserved)
-        rows = order.rows(np.flatnonzero(statuses == Status.RESERVED))
-        if len(rows) == 0 or reserved.reservation_id == 0:
-            statuses[rows.rows] = Status.REJECTED
+        reserved = reserve(wire, order)
+        statuses = reserved.statuses
+        if len(reserved.rows) == 0:
             worker_s = time.monotonic() - started_s
-            return PutReport(statuses, worker_s, 0, reserved.unpinned_count)
-        sender = _Sender(order, rows, reserved.reservation_id, source)
+            return PutReport(statuses, worker_s, 0, reserved.unpinned_pages)
+        sender = _Sender(order, reserved.rows, reserved.reservation_id, source)
         node_ended_it = False
         try:
             response = wire.put(sender, order.deadline)
@@ -117,7 +116,7 @@ class InlineTransport(Transport):
         statuses[statuses == Status.RESERVED] = Status.UNAVAILABLE
         ended_s = sender.ended_s or time.monotonic()
         worker_s = ended_s - started_s
-        return PutReport(statuses, worker_s, sender.bytes_sent, reserved.unpinned_count)
+        return PutReport(statuses, worker_s, sender.bytes_sent, reserved.unpinned_pages)
 
     def _deliver(
         self, batch: list[Unit], order: GetOrder, sink: RowSink, ledger: DeliveryLedger
