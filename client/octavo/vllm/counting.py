@@ -21,7 +21,7 @@ COUNTERS: Final[dict[str, str]] = {
     "saved_bytes": "Bytes put.",
     "unpinned_pages": "Pages that requests wished to be pinned and that are not.",
     "hints_lost": "Hints about sessions that no node heard.",
-    "bad_params": "Requests whose kv_transfer_params nobody understands: they go without.",
+    "bad_params": "Requests that say what nobody understands: they go without.",
 }
 
 

@@ -31,7 +31,7 @@ def new_request(
             getattr(request, "kv_hints", None),  # new in vLLM 0.32
         )
     except BadParams as error:
-        logger.warning("octavo: request %s: kv_transfer_params: %s", request.request_id, error)
+        logger.warning("octavo: request %s goes without: %s", request.request_id, error)
         count("bad_params", 1)
         params, usable = RequestParams(), False
     return NewRequest(
