@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable
@@ -21,7 +22,8 @@ class DirectFile:
         self._count = count
         self._buffer = mmap.mmap(-1, piece_bytes * count)  # page aligned, as O_DIRECT wants it
         # As good as the arena's memory: what lies scattered in single pages is read more slowly.
-        self._buffer.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel that was built without huge pages
+            self._buffer.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._buffer)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
         os.ftruncate(self._fd, piece_bytes * count)
