@@ -13,17 +13,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+from octavo.bench.redis_servers import FETCHED, NoRedisServerError, redis_server_program
+
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / ".cache/redis"
-WRAPPER = FOLDER / "bin/redis-server"
+WRAPPER = ROOT / FETCHED
+FOLDER = WRAPPER.parents[1]
 PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1")
-NAMES = ("redis-server", "valkey-server")
 
 
-def find_redis_server() -> str | None:
-    """A server on PATH, or the one that was fetched; None if there is neither."""
-    on_path = next((found for name in NAMES if (found := shutil.which(name))), None)
-    return on_path or (str(WRAPPER) if WRAPPER.exists() else None)
+def find_redis_server() -> str:
+    """A server on PATH, or the one that was fetched.
+
+    Raises:
+        NoRedisServerError: there is neither.
+    """
+    return redis_server_program(checkout=ROOT)
 
 
 def fetch() -> None:
@@ -72,7 +76,9 @@ def run(arguments: list[str], folder: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if find_redis_server() is None:
+    try:
+        find_redis_server()
+    except NoRedisServerError:
         try:
             fetch()
         except (OSError, subprocess.SubprocessError) as error:

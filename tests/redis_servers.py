@@ -9,17 +9,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Self
 
-from tests.fetch_redis import find_redis_server
+from tests.fetch_redis import find_redis_server as program
 
 from octavo.bench.redis_servers import HOST, RedisServer, wait_until
 
 SERVICE = "octavo-test"
-
-
-def program() -> str:
-    found = find_redis_server()
-    assert found is not None, "no redis-server: run `make redis`, or install Redis or Valkey"
-    return found
 
 
 class SentinelServers:

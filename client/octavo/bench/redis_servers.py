@@ -19,20 +19,23 @@ SLOTS: Final = 16_384
 START_S: Final = 15.0
 _STOP_S: Final = 10.0
 _NAMES: Final = ("redis-server", "valkey-server")
-_FETCHED: Final = Path(".cache/redis/bin/redis-server")
+FETCHED: Final = Path(".cache/redis/bin/redis-server")
+"""What ``make redis`` fetches, in the checkout."""
 
 
 class NoRedisServerError(Exception):
     """There is no redis-server to start."""
 
 
-def redis_server_program(given: Path | None = None) -> str:
+def redis_server_program(given: Path | None = None, checkout: Path = Path()) -> str:
     """What starts a server: the one given, one on PATH, or what ``make redis`` fetched.
+
+    ``checkout`` is where that was; the working directory unless it is given.
 
     Raises:
         NoRedisServerError: there is none.
     """
-    candidates = [str(given)] if given else [*_NAMES, str(_FETCHED.absolute())]
+    candidates = [str(given)] if given else [*_NAMES, str((checkout / FETCHED).absolute())]
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
@@ -172,9 +175,9 @@ class RedisClusterServers:
 
     def _is_whole(self, server: RedisServer) -> bool:
         with server.client() as client:
-            info = client.execute_command("CLUSTER INFO")
-            text = info if isinstance(info, str) else str(info)
-            return f"'cluster_known_nodes': '{len(self.servers)}'" in text and "'ok'" in text
+            info: dict[str, str] = client.execute_command("CLUSTER INFO")
+            known = int(info["cluster_known_nodes"])
+            return known == len(self.servers) and info["cluster_state"] == "ok"
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
