@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Trouble(Enum):
-    """Why an index cannot be used just now. The values are names in metrics."""
+    """Why an index cannot be used just now. The values begin messages."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"
