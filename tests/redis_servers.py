@@ -9,11 +9,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Self
 
-from tests.fetch_redis import find_redis_server as program
+from tests.fetch_redis import find_redis_server
 
 from octavo.bench.redis_servers import HOST, RedisServer, wait_until
 
 SERVICE = "octavo-test"
+
+
+def program() -> str:
+    """What starts a server; see ``find_redis_server``."""
+    return find_redis_server()
 
 
 class SentinelServers:
