@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,23 @@ def test_paused_redis_costs_misses_and_nothing_else(own_server: RedisServer) -> 
     run(story())
 
 
+def fields_of(raw: Any) -> dict[bytes, int]:
+    """How many fields each hash has."""
+    return {key: raw.hlen(key) for key in raw.scan_iter(_type="HASH")}
+
+
+async def standing_bytes(raw: Any) -> int:
+    """What the data takes: the least of several readings. A single one varies by tens of kB while
+    no field is added, presumably by buffers of requests and connections that Redis has not told
+    from data yet; half of the runs failed by that.
+    """
+    readings: list[int] = []
+    for _ in range(20):
+        readings.append(raw.info("memory")["used_memory_dataset"])
+        await asyncio.sleep(0.02)
+    return min(readings)
+
+
 def test_full_redis_still_answers_and_forgets(own_server: RedisServer) -> None:
     async def story() -> None:
         keys, more = chain(4, PAGES), chain(5, PAGES)
@@ -140,10 +158,10 @@ def test_full_redis_still_answers_and_forgets(own_server: RedisServer) -> None:
                 await until(is_withdrawn, 30)
                 assert await a.found(more) == 0
                 assert a.index.link.troubles[Trouble.FULL] > 0
-                before = raw.info("memory")["used_memory_dataset"]
+                field_counts, before_bytes = fields_of(raw), await standing_bytes(raw)
                 await asyncio.sleep(1)
-                grown_bytes = raw.info("memory")["used_memory_dataset"] - before
-                assert grown_bytes < 65_536
+                assert await standing_bytes(raw) - before_bytes < 65_536
+                assert fields_of(raw) == field_counts
                 raw.config_set("maxmemory", 0)
             await all_found(a, more)
             assert await a.found(keys) == 500
